@@ -1,0 +1,82 @@
+"""Train a small convolutional network on pictures it makes itself, across any number of links.
+
+    python examples/demo.py                        plain; press Ctrl-C, run it again: it goes on
+    hpc-ckpt run -- python examples/demo.py        as a chain on this machine
+    hpc-ckpt submit -- python examples/demo.py     as a chain on a Slurm cluster
+
+The lines with `ckpt` are all that hpc_ckpt adds; everything else is plain PyTorch.
+"""
+
+import argparse
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from hpc_ckpt import Checkpointer
+
+SHAPES = ("disc", "ring", "square", "cross")
+
+
+class Pictures(Dataset):
+    """Noisy 24×24 pictures of four shapes, drawn and augmented anew each time."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        label = index % len(SHAPES)
+        centre = 12 + 4 * (torch.rand(2) - 0.5)  # augmentation: a random place
+        radius = 5 + 3 * torch.rand(())  # and a random size
+        rows, columns = torch.meshgrid(torch.arange(24.0), torch.arange(24.0), indexing="ij")
+        y, x = rows - centre[0], columns - centre[1]
+        distance = {
+            "disc": torch.hypot(x, y) < radius,
+            "ring": (torch.hypot(x, y) - radius).abs() < 1.5,
+            "square": torch.maximum(x.abs(), y.abs()) < radius,
+            "cross": (torch.minimum(x.abs(), y.abs()) < 1.5) & (torch.hypot(x, y) < radius),
+        }[SHAPES[label]]
+        return (distance.float() + 0.6 * torch.randn(24, 24)).unsqueeze(0), label
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Dropout(0.3), nn.Linear(64 * 36, 128), nn.ReLU(), nn.Linear(128, 4),
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--pictures", type=int, default=3200)
+    options = parser.parse_args()
+
+    torch.manual_seed(7)
+    loader = DataLoader(Pictures(options.pictures), batch_size=64, shuffle=True)
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs)
+
+    root = os.environ.get("HPC_CKPT_ROOT", "runs/demo")
+    with Checkpointer(root, model=model, optimizer=optimizer, scheduler=scheduler) as ckpt:
+        if ckpt.restored:
+            print(f"going on at step {ckpt.global_step}", flush=True)
+        for epoch in ckpt.epochs(options.epochs):
+            for pictures, labels in ckpt.batches(loader):
+                loss = nn.functional.cross_entropy(model(pictures), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                ckpt.step(loss=loss)
+            scheduler.step()
+            print(f"epoch {epoch}: loss {loss.item():.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""A step boundary: asks the triggers and does what they answer.
+
+Saves, skips, ends the link; heartbeats and background errors come out here as well. It does
+not know loops, data or tracked objects: those are checkpointer.py's.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import logging
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .ending import Ending
+from .engine.engine import About, Engine, one_line
+from .engine.persist import Pending
+from .errors import Fenced
+from .events import Event
+from .lookout import Lookout
+from .meter import Meter, Metrics
+from .policy.base import Progress
+from .rundir import Result
+from .session import Session
+from .triggers import Surroundings, Triggers
+
+log = logging.getLogger("hpc_ckpt")
+
+LAST_WORD_S = 1.5
+"""So long before the deadline the watchdog no longer waits for a save under way."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the program stands."""
+
+    step: int
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a boundary works with."""
+
+    session: Session
+    engine: Engine
+    lookout: Lookout
+    triggers: Triggers
+    meter: Meter
+    metrics: Metrics
+    ending: Ending
+    capture: Callable[[Place], object]
+    """The state to save, by reference."""
+    strict: bool
+
+
+class Boundary:
+    """Used by the training thread; watch() by the lookout thread."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._requested: Pending | None = None
+        self._skipping = False
+        self._ending_now = False
+        self._beat_s = time.monotonic()
+        self._metrics_after = -1
+        """Metrics given up to this step belong to an earlier checkpoint."""
+
+    # ── at a boundary ─────────────────────────────────────────────────────────────────────
+    def reached(self, place: Place, *, may_save: bool) -> None:
+        """Once per step(); raises LinkEnded when the link must end here."""
+        engine = self._parts.engine
+        self.tell_failures()
+        if engine.fenced is not None:
+            self._end_fenced(engine.fenced)
+            return
+        if may_save:
+            self._act(place)
+        self.heartbeat(place)
+
+    def _act(self, place: Place) -> None:
+        parts = self._parts
+        answer = parts.triggers.ask(self._progress(place), self.surroundings())
+        if answer.stop:
+            self.end(place, answer.reason)
+            return
+        if not (answer.save or self._requested):
+            self._skipping = False
+        elif not parts.engine.busy:
+            self._skipping = False
+            self.save(place, self._requested.reason if self._requested else answer.reason)
+        elif not self._skipping:
+            # Once per busy period: the next boundary asks again.
+            self._skipping = True
+            reason = f"the last save is still under way ({answer.reason})"
+            parts.session.events.emit(Event.SAVE_SKIPPED, step=place.step, reason=reason)
+
+    def _progress(self, place: Place) -> Progress:
+        parts = self._parts
+        return Progress(
+            step=place.step,
+            now_s=time.monotonic(),
+            saved_step=parts.engine.snapshot_step,
+            saved_s=parts.engine.snapshot_s,
+            step_s=parts.meter.step_s,
+            stall_s=parts.meter.stall_per_save_s,
+            save_s=parts.meter.save_s,
+            loss=parts.metrics.loss,
+        )
+
+    def surroundings(self) -> Surroundings:
+        lookout = self._parts.lookout
+        return Surroundings(
+            now_s=time.time(),
+            notice=lookout.notice,
+            hurry_since_s=lookout.hurry_since_s,
+            deadline_s=lookout.deadline_s,
+            halted=lookout.halted,
+            slowest_step_s=self._parts.meter.slowest_step_s,
+            save_s=self._parts.engine.save_s(),
+            failed_s=self._parts.engine.failed_at_s,
+        )
+
+    def tell_failures(self) -> None:
+        """A background error becomes a warning, or with strict=True the caller's error."""
+        error = self._parts.engine.take_failure()
+        if error is None:
+            return
+        if self._parts.strict:
+            raise error
+        warnings.warn(
+            f"a checkpoint could not be saved; training goes on and the next save tries "
+            f"again: {one_line(error)}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def heartbeat(self, place: Place) -> None:
+        now, parts = time.monotonic(), self._parts
+        if now - self._beat_s < parts.session.heartbeat_s:
+            return
+        self._beat_s = now
+        parts.metrics.read()
+        loss = parts.metrics.loss
+        parts.session.events.emit(
+            Event.PROGRESS,
+            step=place.step,
+            epoch=place.epoch,
+            training_s=round(parts.meter.training_s, 6),
+            stall_s=round(parts.meter.stall_s, 6),
+            loss=loss if loss is not None and math.isfinite(loss) else None,
+        )
+
+    # ── saving ────────────────────────────────────────────────────────────────────────────
+    def request(self, reason: str) -> Pending:
+        """A save at the next boundary that can take it; one record for all who ask till then."""
+        if self._requested is None:
+            self._requested = Pending(reason)
+        return self._requested
+
+    def save(self, place: Place, reason: str) -> Pending:
+        """Snapshot now; only while the engine is not busy."""
+        parts, requested = self._parts, self._requested
+        self._requested = None
+        if parts.engine.snapshot_step < place.step:
+            self._metrics_after = parts.engine.snapshot_step
+        about = About(
+            step=place.step,
+            epoch=place.epoch,
+            reason=reason,
+            metrics=parts.metrics.read(self._metrics_after),
+        )
+        return parts.engine.save(lambda: parts.capture(place), about, requested)
+
+    # ── ending ────────────────────────────────────────────────────────────────────────────
+    def end(self, place: Place, reason: str) -> None:
+        """The final save, the outcome, the latch; then LinkEnded."""
+        parts = self._parts
+        parts.session.events.emit(Event.STOPPING, step=place.step, reason=reason)
+        self._ending_now = True
+        try:
+            parts.engine.wait()
+            self._decide(self.save(place, reason), reason)
+        finally:
+            self._ending_now = False
+        parts.ending.raise_here()
+
+    def _decide(self, final: Pending, reason: str) -> None:
+        """Whatever became of the final save, the link is over."""
+        ending = self._parts.ending
+        try:
+            saved = final.committed()
+        except Fenced as error:
+            ending.latch(_fenced(error))
+            return
+        except Exception as error:  # noqa: BLE001 - any failure of storage is told, not raised
+            self._decide_without_final_save(reason, error)
+        else:
+            ending.decide(Result.SAVED, saved.key.step, reason)
+        ending.latch(reason)
+
+    def end_if_saved(self, place: Place, reason: str) -> bool:
+        """End without a save where the newest checkpoint is of this very step."""
+        parts = self._parts
+        if parts.engine.snapshot_step == place.step:
+            parts.engine.wait()
+        newest = parts.engine.newest
+        if newest is None or newest.step != place.step or parts.engine.fenced is not None:
+            return False
+        self.end_with_newest(reason)
+        return True
+
+    def end_with_newest(self, reason: str) -> None:
+        """End where the state now is not that of a boundary: the newest checkpoint stands."""
+        parts = self._parts
+        newest = parts.engine.newest
+        parts.session.events.emit(
+            Event.STOPPING, step=None if newest is None else newest.step, reason=reason
+        )
+        if newest is None:
+            parts.ending.decide(Result.FAILED, None, f"{reason}; nothing was ever saved")
+        else:
+            parts.ending.decide(Result.SAVED, newest.step, reason)
+        parts.ending.latch(reason)
+        parts.ending.raise_here()
+
+    def complete(self, place: Place) -> None:
+        """The last checkpoint and DONE; raises what keeps them from being written."""
+        parts = self._parts
+        try:
+            parts.engine.wait()
+            if parts.engine.fenced is not None:
+                raise parts.engine.fenced
+            saved = self.save(place, "complete").committed()
+        except Fenced as error:
+            self._end_fenced(error)
+            return
+        parts.ending.complete(saved.key.step)
+
+    def _end_fenced(self, error: Fenced) -> None:
+        """No outcome: what an overtaken generation says no longer counts."""
+        self._parts.ending.latch(_fenced(error))
+        self._parts.ending.raise_here()
+
+    def _decide_without_final_save(self, reason: str, error: Exception) -> None:
+        newest = self._parts.engine.newest
+        failure = f"{reason}; the final save failed ({one_line(error)})"
+        if newest is None:
+            self._parts.ending.decide(Result.FAILED, None, f"{failure}; nothing was ever saved")
+        else:
+            standing = f"{failure}; the newest checkpoint is of step {newest.step}"
+            self._parts.ending.decide(Result.SAVED, newest.step, standing)
+
+    # ── in the lookout thread ─────────────────────────────────────────────────────────────
+    def watch(self) -> None:
+        """The watchdog: says what is saved when no boundary comes in time.
+
+        It changes nothing else: the process is left to its end, and a boundary that comes
+        after all has the last word.
+        """
+        parts, around = self._parts, self.surroundings()
+        reason = parts.triggers.overdue(around)
+        if reason is None or parts.ending.latched:
+            return
+        under_way = parts.engine.busy or self._ending_now
+        if under_way and not _past_waiting(around):
+            return  # the next look, in a second, finds it committed
+        newest = parts.engine.newest
+        if newest is None or parts.engine.fenced is not None:
+            return
+        if parts.engine.committed is None:
+            reason += "; nothing newer than the restored checkpoint exists"
+        if parts.ending.rescue(newest.step, reason):
+            log.warning("%s: the newest checkpoint is of step %d", reason, newest.step)
+            parts.session.events.emit(Event.WATCHDOG, step=newest.step, reason=reason)
+
+
+def _fenced(error: Fenced) -> str:
+    return f"fenced: {error}"
+
+
+def _past_waiting(around: Surroundings) -> bool:
+    return around.deadline_s is not None and around.now_s + LAST_WORD_S >= around.deadline_s

@@ -1,0 +1,217 @@
+"""A chain's history, merged from its ledger (runner) and events (runtime). Reads, never writes.
+
+No question to the scheduler: a person may look as often as they like.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from .. import events, lease
+from ..events import Event
+from ..rundir import RunDir
+
+Record = dict[str, Any]
+
+
+class State(str, Enum):
+    """Where a chain stands."""
+
+    NEW = "not started"
+    RUNNING = "running"
+    BETWEEN = "between links"
+    STOPPED = "stopped"
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSummary:
+    """One row of the chain's table."""
+
+    generation: int
+    job: str | None
+    host: str
+    started: float
+    ended: float | None
+    cause: str
+    reason: str
+    step_from: int
+    step_now: int
+    """The newest step it is known to have reached."""
+    step_to: int
+    """The newest step it committed."""
+    lost_steps: int
+    """Steps that had to be made again, as far as the events know."""
+    stall_s: float
+    useful_s: float
+    """Seconds of training that ended up in a checkpoint."""
+    allocated_s: float
+
+    @property
+    def goodput(self) -> float:
+        """Useful ÷ allocated time."""
+        return self.useful_s / self.allocated_s if self.allocated_s > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainStatus:
+    """Everything `hpc-ckpt status` shows."""
+
+    root: str
+    name: str
+    state: State
+    reason: str
+    """Why it stopped, where it did."""
+    step: int
+    links: tuple[LinkSummary, ...]
+    jobs: tuple[str, ...]
+
+    @property
+    def allocated_s(self) -> float:
+        return sum(link.allocated_s for link in self.links)
+
+    @property
+    def goodput(self) -> float:
+        useful = sum(link.useful_s for link in self.links)
+        return useful / self.allocated_s if self.allocated_s > 0 else 0.0
+
+    @property
+    def lost_steps(self) -> int:
+        return sum(link.lost_steps for link in self.links)
+
+    @property
+    def stall_s(self) -> float:
+        return sum(link.stall_s for link in self.links)
+
+
+def read_status(rundir: RunDir, now: float | None = None) -> ChainStatus:
+    """The chain as its files tell it at this moment."""
+    now = time.time() if now is None else now
+    chain = rundir.chain() or {}
+    generations = lease.generations(rundir)
+    links = _link_summaries(rundir, generations, now)
+    committed = rundir.committed()
+    state, reason = _state(rundir, generations, links)
+    return ChainStatus(
+        root=str(rundir.root),
+        name=str(chain.get("name") or rundir.root.name),
+        state=state,
+        reason=reason,
+        step=committed[-1].step if committed else 0,
+        links=tuple(links),
+        jobs=tuple(str(job) for job in chain.get("jobs") or ()),
+    )
+
+
+def _state(
+    rundir: RunDir, generations: Sequence[int], links: Sequence[LinkSummary]
+) -> tuple[State, str]:
+    if rundir.done() is not None:
+        return State.COMPLETE, ""
+    if links and links[-1].ended is None:
+        return State.RUNNING, ""
+    halted = rundir.halted()
+    if halted is not None:
+        return State.STOPPED, halted
+    return (State.BETWEEN if generations else State.NEW), ""
+
+
+def _link_summaries(rundir: RunDir, generations: Sequence[int], now: float) -> list[LinkSummary]:
+    records = {generation: _records(rundir, generation) for generation in generations}
+    begun = [
+        g
+        for g in generations
+        if _first(records[g], Event.LINK_STARTED, Event.RESTORED, Event.STARTED_FRESH) is not None
+    ]
+    summaries = []
+    for place, generation in enumerate(begun):
+        following = begun[place + 1 : place + 2]
+        resumed_at = _step_from(records[following[0]]) if following else None
+        summaries.append(_summarise(rundir, generation, records[generation], resumed_at, now))
+    return summaries
+
+
+def _summarise(
+    rundir: RunDir, generation: int, records: list[Record], resumed_at: int | None, now: float
+) -> LinkSummary:
+    ended = _last(records, Event.LINK_ENDED)
+    holder = lease.holder_of(rundir, generation) or lease.Holder()
+    started = float(records[0]["time"])
+    end_time = _end_time(rundir, generation, records, resumed_at is not None)
+    step_from = _step_from(records)
+    commits = [r for r in records if r["event"] == Event.COMMITTED.value]
+    step_to = max([step_from, *(int(r["step"]) for r in commits)])
+    reached = max([step_to, *_reached(records)])
+    cause, reason = _cause(ended, records, end_time)
+    kept = step_to if resumed_at is None else min(resumed_at, reached)
+    return LinkSummary(
+        generation=generation,
+        job=holder.job,
+        host=holder.host,
+        started=started,
+        ended=end_time,
+        cause=cause,
+        reason=reason,
+        step_from=step_from,
+        step_now=reached,
+        step_to=step_to,
+        lost_steps=0 if end_time is None else max(0, reached - kept),
+        stall_s=sum(float(r.get("stall_s") or 0.0) for r in commits),
+        useful_s=max((float(r.get("training_s") or 0.0) for r in commits), default=0.0),
+        allocated_s=max(0.0, (now if end_time is None else end_time) - started),
+    )
+
+
+def _cause(ended: Record | None, records: list[Record], end_time: float | None) -> tuple[str, str]:
+    if ended is not None:
+        return str(ended.get("cause")), str(ended.get("reason") or "")
+    if end_time is None:
+        return "running", ""
+    last = _last(records, Event.ENDED)
+    if last is not None:
+        return ("complete" if last.get("complete") else "ended"), str(last.get("reason") or "")
+    return "killed", "it left no record of its end"
+
+
+def _end_time(
+    rundir: RunDir, generation: int, records: list[Record], overtaken: bool
+) -> float | None:
+    """When it ended; for a link that left no record, the last thing known of it."""
+    for event in (Event.LINK_ENDED, Event.ENDED):
+        record = _last(records, event)
+        if record is not None:
+            return float(record["time"])
+    if overtaken or lease.released(rundir, generation):
+        return float(records[-1]["time"])
+    holder = lease.holder_of(rundir, generation)
+    gone = holder is not None and lease.alive_here(holder) is False
+    return float(records[-1]["time"]) if gone else None
+
+
+def _records(rundir: RunDir, generation: int) -> list[Record]:
+    paths = [rundir.ledger_file(generation), *rundir.events.glob(f"{generation:08d}-*.jsonl")]
+    merged = [record for path in paths for record in events.read(path)]
+    return sorted(merged, key=lambda record: float(record.get("time") or 0.0))
+
+
+def _step_from(records: Iterable[Record]) -> int:
+    begun = _first(records, Event.RESTORED) or _first(records, Event.LINK_STARTED)
+    return int((begun or {}).get("step") or 0)
+
+
+def _reached(records: Iterable[Record]) -> list[int]:
+    telling = {Event.PROGRESS, Event.SAVE_STARTED, Event.STOPPING, Event.ENDED}
+    return [int(r["step"]) for r in records if r["event"] in telling and "step" in r]
+
+
+def _first(records: Iterable[Record], *names: Event) -> Record | None:
+    return next((record for record in records if record["event"] in names), None)
+
+
+def _last(records: Sequence[Record], name: Event) -> Record | None:
+    return next((record for record in reversed(records) if record["event"] == name), None)

@@ -1,0 +1,217 @@
+"""The user's spec: what to run, where, with what, for how long.
+
+Only the shape and meaning of each key; which file a value comes from is layers.py's business,
+and what follows from the site's profile is plan.py's.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, PlainValidator, field_validator, model_validator
+
+from ..errors import SpecError
+from ..settings import parse_keep, parse_policy
+from .fields import Count, Duration, Line, Memory, Section, Words, checked, line, text
+
+MOST_LINKS = 1000
+"""Slurm's MaxArraySize is 1001 unless a site changes it."""
+_NAME = re.compile(r"\w[\w.+=@-]{0,63}")
+_SCRIPT = re.compile(r".+\.(py|sh|bash|R|r|jl|m|pl|lua|rb|exe|x)")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+
+Command = str | tuple[str, ...]
+
+
+def _command(value: object) -> Command:
+    if not isinstance(value, (list, tuple)):
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError("must be a command line, or a list of a program and its arguments")
+        return text(value)
+    words = tuple(text(word) for word in value)
+    if not words or not words[0]:
+        raise ValueError("must name a program")
+    return words
+
+
+def _gpus(value: object) -> int | str:
+    """A number, or the type and a number as Slurm writes it: a100:2."""
+    shown = text(value).strip()
+    match = re.fullmatch(r"(?:([A-Za-z][\w.-]*)(?::|$))?(\d+)?", shown, re.ASCII)
+    if match is None or not shown:
+        raise ValueError(f"{shown!r} is not a number of GPUs; write 2, or a100:2")
+    count = 1 if match[2] is None else int(match[2])
+    return f"{match[1]}:{count}" if match[1] and count else count
+
+
+def _level(value: object) -> str:
+    shown = text(value)
+    if shown in ("application", "system"):
+        raise ValueError(f"level {shown!r} is not available in this version; write model or auto")
+    if shown not in ("auto", "model"):
+        raise ValueError(f"{shown!r} is not a level; write model or auto")
+    return shown
+
+
+def _name(value: object) -> str:
+    shown = line(value)
+    if _NAME.fullmatch(shown) is None:
+        raise ValueError(
+            f"{shown!r} cannot be a job name: letters, digits and . _ - + = @ only, at most 64; "
+            f"{job_name(shown)!r} would do"
+        )
+    return shown
+
+
+def _root(value: object) -> str:
+    shown = text(value)
+    if not shown.strip():
+        raise ValueError("must not be empty")
+    return shown
+
+
+def _policy(value: object) -> str:
+    shown = text(value)
+    parse_policy(shown, where="")
+    return shown
+
+
+class Resources(Section):
+    nodes: Count = 1
+    gpus: Annotated[int | str, PlainValidator(_gpus)] = 0
+    cpus: Count = 1
+    memory: Memory | None = None
+
+    @field_validator("nodes")
+    @classmethod
+    def _one_node(cls, nodes: int) -> int:
+        if nodes > 1:
+            raise ValueError("more than one node is not available in this version; write 1")
+        return nodes
+
+
+class ChainSection(Section):
+    total_time: Duration | None = None
+    link_time: Duration | None = None
+    max_links: Annotated[Count, Field(le=MOST_LINKS)] | None = None
+
+
+class BestSection(Section):
+    metric: Line
+    mode: str = "max"
+
+    @field_validator("mode")
+    @classmethod
+    def _known(cls, mode: str) -> str:
+        if mode not in ("max", "min"):
+            raise ValueError(f"must be max or min, not {mode!r}")
+        return mode
+
+
+class KeepSection(Section):
+    last: Count = 3
+    every: Count | None = None
+    best: BestSection | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"last": value} if isinstance(value, (str, int)) else value
+
+    @field_validator("best", mode="before")
+    @classmethod
+    def _metric_alone(cls, value: Any) -> Any:
+        return {"metric": value} if isinstance(value, str) else value
+
+
+class CheckpointSection(Section):
+    not_available: ClassVar[tuple[str, ...]] = ("overhead",)
+    policy: Annotated[str, BeforeValidator(checked(_policy))] = "auto"
+    keep: KeepSection = KeepSection()
+
+    @field_validator("keep")
+    @classmethod
+    def _as_the_runtime_reads_it(cls, keep: KeepSection) -> KeepSection:
+        checked(parse_keep)(keep.model_dump())
+        return keep
+
+
+class Spec(Section):
+    not_available: ClassVar[tuple[str, ...]] = ("tiers", "members", "overhead")
+
+    name: Annotated[str, BeforeValidator(_name)]
+    command: Annotated[Command, PlainValidator(_command)]
+    root: Annotated[str, BeforeValidator(_root)]
+    partition: Words = ()
+    account: Line | None = None
+    qos: Line | None = None
+    constraint: Line | None = None
+    resources: Resources = Resources()
+    chain: ChainSection = ChainSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    level: Annotated[str, BeforeValidator(_level)] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_from_command(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        given = cls.said(value)
+        if "command" not in given:
+            return {"name": "chain", "root": "runs/chain", **given}
+        named = {"name": job_name_of(given["command"]), **given}
+        return {"root": f"runs/{named['name']}", **named}
+
+    @property
+    def argv(self) -> list[str]:
+        """What the runner executes."""
+        if isinstance(self.command, str):
+            return ["bash", "-c", self.command]
+        return list(self.command)
+
+
+def job_name(wish: str) -> str:
+    """The nearest job name to `wish`."""
+    return re.sub(r"[^\w.+=@-]+", "-", wish).strip("-.+=@")[:64] or "chain"
+
+
+def job_name_of(command: object) -> str:
+    """A name for a chain that was given none: its script, its module or its program."""
+    try:
+        items = shlex.split(command) if isinstance(command, str) else command
+    except ValueError:
+        return "chain"  # unbalanced quotes: bash will say more about it
+    if not isinstance(items, (list, tuple)):
+        return "chain"
+    words = [word for word in map(str, items) if not _ASSIGNMENT.fullmatch(word)]
+    for word in words:
+        if _SCRIPT.fullmatch(PurePosixPath(word).name):
+            return job_name(PurePosixPath(word).stem)
+    if "-m" in words[:-1]:
+        return job_name(words[words.index("-m") + 1].rpartition(".")[2])
+    return job_name(PurePosixPath(words[0]).name) if words else "chain"
+
+
+def locate(root: str, *, cwd: Path, environ: Mapping[str, str]) -> Path:
+    """The absolute run directory. Relative means relative to where the chain is submitted.
+
+    `~` and `$NAME` are those of the submission too: every link must find the same place.
+    """
+    expanded = _VARIABLE.sub(lambda match: _variable(match, environ), root)
+    if expanded == "~" or expanded.startswith("~/"):
+        expanded = environ.get("HOME", str(Path.home())) + expanded[1:]
+    return Path(os.path.abspath(cwd / expanded))  # noqa: PTH100 - resolve() would follow links
+
+
+def _variable(match: re.Match[str], environ: Mapping[str, str]) -> str:
+    name = match[1] or match[2]
+    if name not in environ:
+        raise SpecError(f"${name} is not set where the chain is submitted")
+    return environ[name]

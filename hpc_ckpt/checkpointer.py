@@ -1,0 +1,221 @@
+"""Checkpointer: the facade a training script uses. It wires the rooms and decides nothing.
+
+session.py enters the run directory, engine/ saves and restores, boundary.py acts at each step,
+ending.py ends the link, state/ knows the tracked objects and the data position.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from . import testing
+from .ending import Ending
+from .engine.persist import Pending
+from .engine.restore import Restored
+from .errors import LinkEnded, SpecError, UserError
+from .policy.base import Policy
+from .running import Running, Wishes
+from .session import enter
+from .settings import Keep
+from .shelf import best, latest, load
+from .state.data import untracked
+from .state.registry import Registry
+
+__all__ = ["Checkpointer", "Pending", "Restored", "best", "latest", "load"]
+
+PATIENCE_S = 60.0
+"""How long a program that leaves the block waits for work that is not its final save."""
+PATIENCE_INTERRUPTED_S = 5.0
+
+
+class Checkpointer:
+    """Makes a training loop resumable; use it as a context manager.
+
+    Entering restores the newest valid checkpoint. Leaving without an exception writes a final
+    checkpoint and DONE. When the link must end, step() saves and raises LinkEnded, and from then
+    on nothing the program does can make it look complete.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        policy: str | Policy | None = None,
+        keep: int | Mapping[str, Any] | Keep | None = None,
+        tiers: object = None,
+        settings: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        strict: bool = False,
+        strict_restore: bool = True,
+        **tracked: Any,
+    ) -> None:
+        if tiers is not None:
+            raise SpecError("Checkpointer(tiers=…) is not available in this version; leave it out")
+        self._root = root
+        self._call = {"policy": policy, "keep": keep}
+        self._settings = settings
+        self._wishes = Wishes(
+            registry=Registry(**tracked), seed=seed, strict=strict, strict_restore=strict_restore
+        )
+        self._running: Running | None = None
+        self._left: Running | None = None
+
+    # ── entering and leaving ──────────────────────────────────────────────────────────────
+    def __enter__(self) -> Checkpointer:
+        if self._running is not None or self._left is not None:
+            raise UserError("a Checkpointer can be entered once; make another one")
+        testing.arm_from_environment()
+        with ExitStack() as undo:
+            session = enter(
+                self._root, call=self._call, settings=self._settings, environ=os.environ
+            )
+            undo.callback(session.close)
+            self._running = Running(session, self._wishes, undo)
+            undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        live = self._entered()
+        self._running, self._left = None, live
+        patience = PATIENCE_INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else PATIENCE_S
+        try:
+            if not live.ending.latched:
+                live.leave(error, patience)
+        finally:
+            live.close(patience)
+        if live.ending.latched and not isinstance(error, LinkEnded):
+            live.ending.raise_here()
+
+    # ── loops ─────────────────────────────────────────────────────────────────────────────
+    def epochs(self, n: int) -> Iterator[int]:
+        """Epoch numbers up to `n`; goes on with the epoch in which the last link stopped."""
+        live = self._entered()
+        live.rewind_rng()
+        while not live.ending.latched and live.data.epoch < n:
+            with live.epoch():
+                yield live.data.epoch
+
+    def batches(
+        self, loader: Iterable[Any], name: str = "train", track: bool = True
+    ) -> Iterable[Any]:
+        """The batches of `loader`; goes on with the one after the last that was trained on.
+
+        With track=False (evaluation) nothing is kept and the random numbers are left alone.
+        """
+        live = self._entered()
+        if track:
+            return live.data.batches(
+                loader, name, stopped=lambda: live.ending.latched, resumed=live.rewind_rng
+            )
+        return _until_latched(untracked(loader), live.ending)
+
+    def steps(self, n: int | None = None) -> Iterator[int]:
+        """Step numbers, up to `n` over the whole chain: for loops without epochs."""
+        live = self._entered()
+        live.rewind_rng()
+        while not live.ending.latched and (n is None or live.step < n):
+            live.in_iteration = True
+            yield live.step
+
+    # ── at the end of an iteration ────────────────────────────────────────────────────────
+    def step(self, loss: Any = None, metrics: Mapping[str, Any] | None = None) -> None:
+        """The last line of an iteration; saves when due, and raises LinkEnded to end the link."""
+        live = self._entered()
+        if live.ending.latched:
+            live.ending.raise_here()
+            return
+        with live.stalling():
+            live.advance()
+            live.metrics.give(live.step, loss, metrics)
+            live.boundary.reached(live.place, may_save=live.stepped.take())
+
+    def poll(self) -> bool:
+        """For long evaluations: whether the link must end, so that you can cut them short.
+
+        Ends the link here if the last step is already saved; otherwise the next step() does.
+        """
+        live = self._entered()
+        if live.ending.latched:
+            live.ending.raise_here()
+            return True
+        with live.stalling():
+            live.boundary.heartbeat(live.place)
+            reason = live.triggers.reason_to_stop(live.boundary.surroundings())
+            if reason is not None and not live.boundary.end_if_saved(live.place, reason):
+                live.told_to_stop = reason
+        return reason is not None
+
+    def save(self, reason: str = "asked for by the program", wait: bool = False) -> Pending:
+        """Save now, between two iterations; inside one, or while busy, at the next step().
+
+        Call it last: a resumed run goes on with the next batch, or after the last batch with
+        the next epoch.
+        """
+        live = self._entered()
+        if live.ending.latched:
+            live.ending.raise_here()
+        inside = live.inside_iteration()
+        if wait and inside:
+            raise UserError("save(wait=True) inside an iteration: call it after step()")
+        if inside or (live.engine.busy and not wait):
+            return live.boundary.request(reason)
+        with live.stalling():
+            live.engine.wait()
+            pending = live.boundary.save(live.place_between(), reason)
+            if wait:
+                pending.wait()
+        return pending
+
+    # ── what is known ─────────────────────────────────────────────────────────────────────
+    @property
+    def should_stop(self) -> bool:
+        """The link is over and saved; for loops in threads, where LinkEnded is not raised."""
+        return self._known().ending.latched
+
+    @property
+    def restored(self) -> Restored | None:
+        """Where this process went on from; None: it started afresh."""
+        return self._known().restored
+
+    @property
+    def global_step(self) -> int:
+        """Calls of step() over the whole chain."""
+        return self._known().step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is going on, or the next one to begin."""
+        return self._known().data.epoch
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest value of each metric given to step()."""
+        return self._known().metrics.read()
+
+    def _entered(self) -> Running:
+        if self._running is None:
+            raise UserError("use the Checkpointer inside its block: with Checkpointer(…) as ckpt:")
+        return self._running
+
+    def _known(self) -> Running:
+        """What was so in the block is still known after it."""
+        return self._left or self._entered()
+
+
+def _until_latched(source: Iterator[Any], ending: Ending) -> Iterator[Any]:
+    while not ending.latched:
+        try:
+            item = next(source)
+        except StopIteration:
+            return
+        yield item

@@ -1,0 +1,296 @@
+"""The verbs. Each parses, calls one thing and prints; imports happen inside the verb."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .. import __version__
+from ..errors import SpecError
+
+if TYPE_CHECKING:
+    from ..chain.layers import Loaded
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Makes a chain of short Slurm jobs behave as one long job that cannot be killed.",
+)
+config = typer.Typer(no_args_is_help=True, help="What is set, and where it was set.")
+app.add_typer(config, name="config")
+
+SpecFile = Annotated[
+    str | None, typer.Argument(metavar="SPEC", help="The YAML file; or a command after '--'.")
+]
+Root = Annotated[
+    Path | None, typer.Argument(metavar="ROOT", help="The run directory [$HPC_CKPT_ROOT].")
+]
+ProfileName = Annotated[
+    str | None, typer.Option("--profile", help="The site's profile: a name or a path.")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any key, as --set chain.max_links=5."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+
+_SHORT = {
+    "--name": "name",
+    "--root": "root",
+    "--partition": "partition",
+    "--link-time": "chain.link_time",
+    "--total-time": "chain.total_time",
+    "--max-links": "chain.max_links",
+    "--gpus": "resources.gpus",
+    "--cpus": "resources.cpus",
+    "--memory": "resources.memory",
+    "--policy": "checkpoint.policy",
+}
+
+_BY_COMMAND = ("name", "command", "root")
+"""Without a command there is nothing to say of these."""
+
+
+def _option(flag: str, text: str) -> Any:
+    return typer.Option(flag, help=f"{text} [{_SHORT[flag]}].", show_default=False)
+
+
+Name = Annotated[str | None, _option("--name", "Name of the chain")]
+RootOption = Annotated[str | None, _option("--root", "Run directory")]
+Partition = Annotated[str | None, _option("--partition", "Partition, or several by commas")]
+LinkTime = Annotated[str | None, _option("--link-time", "How long one link may run")]
+TotalTime = Annotated[str | None, _option("--total-time", "How long the work takes")]
+MaxLinks = Annotated[str | None, _option("--max-links", "Budget of links")]
+Gpus = Annotated[str | None, _option("--gpus", "GPUs, as 2 or a100:2")]
+Cpus = Annotated[str | None, _option("--cpus", "CPU cores")]
+Memory = Annotated[str | None, _option("--memory", "Memory, as 32G")]
+Policy = Annotated[str | None, _option("--policy", "When to save, as 'every 10 min'")]
+
+
+def _load(
+    context: typer.Context, spec: str | None, profile: str | None, *, local: bool = False
+) -> Loaded:
+    """Spec, profile and options of this call, laid over each other."""
+    from ..chain import slurm
+    from ..chain.layers import ENV_PROFILE, Option, load
+
+    command: list[str] = context.obj or []
+    if (spec is None) == (not command):
+        raise SpecError("give either a spec file or a command after '--', as in: "
+                        "hpc-ckpt submit -- python train.py")  # fmt: skip
+    values = context.params
+    options = [
+        Option(flag, key, values.get(flag.removeprefix("--").replace("-", "_")))
+        for flag, key in _SHORT.items()
+    ]
+    options += [_assignment(Option, text) for text in values.get("assignments") or ()]
+    if command:
+        options.append(Option("command line", "command", command))
+    named = profile or os.environ.get(ENV_PROFILE)
+    if local:
+        named = named or "local"
+    return load(
+        spec,
+        options=options,
+        profile=named,
+        live_cluster=None if named else slurm.cluster_name(),
+        cwd=Path.cwd(),
+        environ=os.environ,
+    )
+
+
+def _assignment(option: Any, text: str) -> Any:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise SpecError(f"--set {text}: write KEY=VALUE, as --set chain.max_links=5")
+    return option(f"--set {key}", key, value)
+
+
+def _root(root: Path | None) -> Path:
+    chosen = root or (Path(os.environ["HPC_CKPT_ROOT"]) if "HPC_CKPT_ROOT" in os.environ else None)
+    if chosen is None:
+        raise SpecError("which run? Give its directory, or set HPC_CKPT_ROOT")
+    return chosen
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        print(f"hpc-ckpt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="And exit.")
+    ] = False,
+) -> None:
+    """Verbs below; `hpc-ckpt VERB --help` says more."""
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    spec: SpecFile = None,
+    profile: ProfileName = None,
+    name: Name = None,
+    root: RootOption = None,
+    partition: Partition = None,
+    link_time: LinkTime = None,
+    total_time: TotalTime = None,
+    max_links: MaxLinks = None,
+    gpus: Gpus = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    policy: Policy = None,
+    assignments: Assignments = None,
+) -> None:
+    """Submit a chain to the cluster: SPEC, or a command after '--'."""
+    from ..chain.submit import make_plan, submit_loaded
+
+    loaded = _load(context, spec, profile)
+    plan = make_plan(loaded, cwd=Path.cwd(), environ=os.environ)
+    job = submit_loaded(loaded, plan, environ=os.environ)
+    print("\n".join(plan.describe()))
+    print(f"submitted array {job}")
+    print(f"look at it:  hpc-ckpt status {plan.root}")
+    print(f"stop it:     hpc-ckpt stop {plan.root}   (saves first; scancel {job} does not)")
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    spec: SpecFile = None,
+    profile: ProfileName = None,
+    name: Name = None,
+    root: RootOption = None,
+    link_time: LinkTime = None,
+    total_time: TotalTime = None,
+    max_links: MaxLinks = None,
+    cpus: Cpus = None,
+    policy: Policy = None,
+    assignments: Assignments = None,
+) -> None:
+    """Run a chain on this machine, in the foreground: SPEC, or a command after '--'."""
+    from ..chain.submit import prepare
+    from .watching import run_chain
+
+    loaded = _load(context, spec, profile, local=True)
+    prepared = prepare(loaded, cwd=Path.cwd(), environ=os.environ)
+    print("\n".join(prepared.plan.describe()))
+    raise typer.Exit(run_chain(prepared, loaded.profile.kill_wait))
+
+
+@app.command()
+def render(
+    context: typer.Context,
+    spec: SpecFile = None,
+    profile: ProfileName = None,
+    name: Name = None,
+    root: RootOption = None,
+    partition: Partition = None,
+    link_time: LinkTime = None,
+    total_time: TotalTime = None,
+    max_links: MaxLinks = None,
+    gpus: Gpus = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    policy: Policy = None,
+    assignments: Assignments = None,
+) -> None:
+    """Print the batch script that submit would use; nothing is made."""
+    from ..chain.submit import render_loaded
+
+    loaded = _load(context, spec, profile)
+    script = render_loaded(loaded, cwd=Path.cwd(), environ=os.environ)
+    sys.stdout.buffer.write(os.fsencode(script))
+
+
+@app.command()
+def status(root: Root = None, as_json: AsJson = False) -> None:
+    """Where a chain stands, link by link. Reads files; never asks the scheduler."""
+    from ..chain.ledger import read_status
+    from ..errors import RootError
+    from ..rundir import RunDir
+
+    rundir = RunDir(_root(root))
+    if not rundir.lease.is_dir():
+        raise RootError(rundir.root, "no run there; give the root of a run")
+    found = read_status(rundir)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found) | {"goodput": found.goodput}))
+        return
+    from .tables import console, status_view
+
+    console().print(status_view(found))
+
+
+@app.command("ls")
+def ls(root: Root = None, as_json: AsJson = False) -> None:
+    """The checkpoints of a run, newest last."""
+    from .listing import list_checkpoints
+
+    list_checkpoints(_root(root), as_json=as_json)
+
+
+@app.command()
+def verify(root: Root = None, as_json: AsJson = False) -> None:
+    """Check every byte of every checkpoint of a run, or of one checkpoint."""
+    from .listing import verify_checkpoints
+
+    raise typer.Exit(verify_checkpoints(_root(root), as_json=as_json))
+
+
+@app.command()
+def stop(root: Root = None) -> None:
+    """Halt a chain: save, end the running link, cancel the pending rest."""
+    from ..chain.submit import Chain
+
+    chain = Chain(_root(root))
+    cancelled = chain.stop()
+    print(f"halted: {chain.rundir.root}")
+    if cancelled:
+        print(f"cancelled what was pending of array {', '.join(cancelled)}")
+    print("submit it again to go on")
+
+
+@app.command()
+def demo(
+    root: Annotated[
+        Path, typer.Option("--root", help="Where to make it; removed before each demo.")
+    ] = Path("runs/demo"),
+) -> None:
+    """A chain of four links on this machine: one killed in a save, one preempted, same weights."""
+    from .watching import run_demo
+
+    raise typer.Exit(run_demo(root))
+
+
+@config.command("show")
+def config_show(
+    context: typer.Context,
+    spec: SpecFile = None,
+    profile: ProfileName = None,
+    origin: Annotated[bool, typer.Option("--origin", help="And where each was set.")] = False,
+    assignments: Assignments = None,
+) -> None:
+    """Every value of spec and profile as resolved."""
+    from .tables import console, origin_table
+
+    bare = spec is None and not context.obj
+    context.obj = ["true"] if bare else context.obj
+    loaded = _load(context, spec, profile)
+    chosen = [row for row in loaded.spec_rows() if not bare or row.key not in _BY_COMMAND]
+    screen = console()
+    for title, rows in (("spec", chosen), ("profile", loaded.profile_rows())):
+        screen.print(title, style="bold")
+        screen.print(origin_table(rows, origin=origin))

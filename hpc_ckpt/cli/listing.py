@@ -1,0 +1,89 @@
+"""`ls` and `verify`: what lies in a run's checkpoints directory."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError, NoCheckpoint
+from ..format.manifest import Manifest
+from ..format.verify import read_manifest
+from ..format.verify import verify as verify_directory
+from ..rundir import MANIFEST_NAME, CheckpointKey, RunDir
+
+Listed = tuple[str, "Manifest | None", str]
+
+
+def list_checkpoints(root: Path, *, as_json: bool) -> None:
+    rows = list(_listed(RunDir(root)))
+    if as_json:
+        print(json.dumps([_record(row) for row in rows]))
+    elif not rows:
+        print(f"no checkpoints in {root}")
+    else:
+        from .tables import checkpoint_table, console
+
+        console().print(checkpoint_table(rows))
+
+
+def _listed(rundir: RunDir) -> Iterator[Listed]:
+    if not rundir.checkpoints.is_dir():
+        raise NoCheckpoint(rundir.root, "no run there; give the root of a run")
+    for key in rundir.committed():
+        directory = rundir.checkpoints / key.directory_name
+        try:
+            pinned = "pinned" if (directory / "PIN").exists() else ""
+            yield key.directory_name, read_manifest(directory), pinned
+        except HpcCkptError as error:
+            yield key.directory_name, None, str(error)
+
+
+def _record(row: Listed) -> dict[str, object]:
+    name, manifest, remark = row
+    if manifest is None:
+        return {"checkpoint": name, "defect": remark}
+    return {
+        "checkpoint": name,
+        "step": manifest.step,
+        "epoch": manifest.epoch,
+        "generation": manifest.generation,
+        "wall_time": manifest.wall_time,
+        "reason": manifest.reason,
+        "bytes": sum(shard.size for shard in manifest.shards),
+        "metrics": {key: _number(value) for key, value in manifest.metrics.items()},
+        "pinned": bool(remark),
+    }
+
+
+def _number(value: float) -> float | str:
+    """JSON has no infinities; their names are better than a broken document."""
+    return value if value - value == 0 else str(value)
+
+
+def verify_checkpoints(target: Path, *, as_json: bool) -> int:
+    """Every checkpoint of a run, or the one that `target` is."""
+    directories = _targets(target)
+    found = {str(directory): verify_directory(directory) for directory in directories}
+    if as_json:
+        print(json.dumps({name: [str(d) for d in defects] for name, defects in found.items()}))
+    else:
+        for name, defects in found.items():
+            print(f"{'ok      ' if not defects else 'DEFECTS '}{Path(name).name}")
+            for defect in defects:
+                print(f"        {defect}")
+    return EXIT_FAILED if any(found.values()) else EXIT_COMPLETE
+
+
+def _targets(target: Path) -> list[Path]:
+    target = target.absolute()
+    if CheckpointKey.parse(target.name) or (target / MANIFEST_NAME).exists():
+        if not target.is_dir():
+            raise NoCheckpoint(target)
+        return [target]
+    rundir = RunDir(target)
+    if not rundir.checkpoints.is_dir():
+        raise NoCheckpoint(target, "neither a run nor a checkpoint")
+    names = sorted(path.name for path in rundir.checkpoints.iterdir())
+    return [rundir.checkpoints / name for name in names if CheckpointKey.parse(name)]

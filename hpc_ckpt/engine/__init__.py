@@ -1,0 +1,1 @@
+"""HOW: snapshot in memory, persist in the background, commit, restore."""

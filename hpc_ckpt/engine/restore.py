@@ -1,0 +1,106 @@
+"""Restore: the newest checkpoint without defects, and what was passed over on the way to it.
+
+Reads and chooses. Putting the state into the program's objects is the registry's business.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
+from ..format.defects import Defect, DefectKind
+from ..format.verify import OpenCheckpoint
+from ..rundir import CheckpointKey
+from ..state.tree import decode
+from ..tiers.base import Tier
+
+log = logging.getLogger("hpc_ckpt")
+
+_MAY_BE_GOOD = frozenset({DefectKind.UNREADABLE, DefectKind.UNSUPPORTED_VERSION})
+"""Findings that say more about this program or the file system than about the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A newer checkpoint that was rejected, and why."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path.name}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """Where this process went on from."""
+
+    step: int
+    epoch: int
+    generation: int
+    path: Path
+    tier: str
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest valid checkpoint, if there is one, and what was newer but not valid."""
+
+    checkpoint: OpenCheckpoint | None
+    skipped: tuple[Skipped, ...]
+
+
+def newest(tier: Tier) -> Found:
+    """Open the newest checkpoint without defects.
+
+    Raises NoCheckpoint when there are checkpoints, none can be used, and one of them may still
+    be good: starting afresh would throw away work because of a file system's bad day.
+    """
+    skipped: list[Skipped] = []
+    doubtful: CheckpointError | OSError | None = None
+    for key in _newest_first(tier):
+        try:
+            return Found(tier.open(key), tuple(skipped))
+        except NoCheckpoint:
+            continue  # removed since the list was made
+        except (CheckpointError, OSError) as error:
+            log.warning("skipped %s", error)
+            skipped.append(Skipped(tier.path_of(key), _why(error)))
+            doubtful = error if _is_doubtful(error) else doubtful
+    if doubtful is not None:
+        raise NoCheckpoint(
+            tier.path_of(CheckpointKey(0, 0)).parent,
+            f"none of its checkpoints could be read, and not all are broken: {doubtful}",
+        ) from doubtful
+    return Found(None, tuple(skipped))
+
+
+def _newest_first(tier: Tier) -> Iterator[CheckpointKey]:
+    """Every key once, looking again when the list is used up: a writer may have moved on."""
+    tried: set[CheckpointKey] = set()
+    while fresh := [key for key in tier.keys() if key not in tried]:
+        tried.add(fresh[-1])
+        yield fresh[-1]
+
+
+def _is_doubtful(error: CheckpointError | OSError) -> bool:
+    if isinstance(error, CorruptCheckpoint):
+        return any(isinstance(d, Defect) and d.kind in _MAY_BE_GOOD for d in error.defects)
+    return isinstance(error, OSError)
+
+
+def _why(error: CheckpointError | OSError) -> str:
+    if isinstance(error, CorruptCheckpoint):
+        return "; ".join(str(defect) for defect in error.defects)
+    return str(error)
+
+
+def state_of(checkpoint: OpenCheckpoint, *, map_location: Any = None) -> Any:
+    """The state tree as it was saved; tensors own their memory."""
+    return decode(checkpoint.manifest.tree, checkpoint.leaf, map_location=map_location)

@@ -1,0 +1,102 @@
+"""Event records: what happened, one JSON line each. The names below are the metrics API.
+
+The runtime writes events/ (one file per node and generation), the link runner writes ledger/
+(one file per generation). Nothing here interprets them; analysis/ and chain/ledger.py do.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+
+class Event(str, Enum):
+    """Every event name, with the fields that go with it."""
+
+    # ledger/ (link runner)
+    LINK_STARTED = "link.started"  # generation, job, index, restarts, host, step, deadline
+    LINK_NOTICED = "link.noticed"  # source, cause, left_s
+    DEADLINE_MOVED = "link.deadline_moved"  # deadline
+    LINK_ENDED = "link.ended"  # outcome, cause, code, step, reason
+    CHAIN_STOPPED = "chain.stopped"  # reason
+    CHAIN_DONE = "chain.done"  # generation, step
+    REST_CANCELLED = "chain.rest_cancelled"  # array
+    # events/ (runtime)
+    RESTORED = "restored"  # step, epoch, checkpoint, skipped, seconds
+    STARTED_FRESH = "started_fresh"  # skipped
+    PROGRESS = "progress"  # step, epoch, training_s, stall_s, loss
+    SAVE_STARTED = "save.started"  # step, reason, training_s
+    SAVE_SKIPPED = "save.skipped"  # step, reason
+    COMMITTED = "save.committed"  # step, checkpoint, bytes, stall_s, save_s, training_s, reused
+    SAVE_FAILED = "save.failed"  # step, error
+    RETENTION_FAILED = "retention.failed"  # error
+    REMOVED = "removed"  # checkpoint
+    REOPENED = "reopened"  # step: DONE was taken back, the work goes on
+    STOPPING = "stopping"  # step, reason
+    FENCED = "fenced"  # newer
+    WATCHDOG = "watchdog"  # step, reason
+    ENDED = "ended"  # step, training_s, stall_s, complete
+
+
+class EventLog:
+    """Appends records to one file; safe to share between threads.
+
+    A record that cannot be written is dropped: a full disk must not stop the training that
+    the record is about.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting: list[str] = []
+
+    def emit(self, event: Event, *, flush: bool = True, **fields: Any) -> None:
+        """Add a record; with flush=False it is written together with the next flushed one."""
+        record = {"time": round(self._clock(), 3), "event": event.value, **fields}
+        with self._lock:
+            self._waiting.append(json.dumps(record, default=str))
+            if flush:
+                self._write()
+
+    def close(self) -> None:
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        data = ("\n".join(self._waiting) + "\n").encode()
+        self._waiting.clear()
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError:
+            return
+        try:
+            os.write(descriptor, data)
+        except OSError:
+            return
+        finally:
+            os.close(descriptor)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of one file; a torn last line (killed writer) is passed over."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("event"), str):
+            yield record

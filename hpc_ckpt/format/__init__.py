@@ -1,0 +1,1 @@
+"""WHAT a checkpoint is on disk: docs/format.md, byte for byte."""

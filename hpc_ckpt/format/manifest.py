@@ -1,0 +1,314 @@
+"""The manifest: index and commit record of one checkpoint, and the digest it is built on.
+
+Turns a record into bytes and bytes into a record that has been checked field by field. It
+touches no disk; format/verify.py compares a manifest with the files beside it.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import xxhash
+
+from ..errors import ManifestError
+from ..rundir import MANIFEST_NAME, CheckpointKey
+from .defects import Defect, DefectKind
+from .image import parse_shard_name, unique_keys
+
+FORMAT_VERSION: Final = 1
+CHUNK = 16 * 1024**2
+"""Shards carry one digest for every chunk of this many bytes."""
+CHUNK_STEP = 4096
+CHUNK_CAP = 1024**3
+MANIFEST_CAP = 1024**3
+"""No manifest is larger; a reader allocates no more for one."""
+
+_COUNT_CAP = 2**63 - 1
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_TAIL = re.compile(rb'"digest": "([0-9a-f]{32})"\n\}\n')
+_TAIL_BYTES = 47
+_SHARD_KEYS = ("file", "size", "chunk", "digests")
+
+
+def digest(data: bytes | bytearray | memoryview) -> str:
+    """XXH3-128 (seed 0), 32 lower-case hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What the manifest says of one shard file."""
+
+    file: str
+    size: int
+    chunk: int
+    digests: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.file, str), "shards", "file is not text")
+        named = parse_shard_name(self.file) is not None
+        _require(named, "shards", f"{self.file!r} is not the name of a shard")
+        _check_count("shards: size", self.size)
+        _check_count("shards: chunk", self.chunk, least=CHUNK_STEP)
+        fits = self.chunk % CHUNK_STEP == 0 and self.chunk <= CHUNK_CAP
+        _require(fits, "shards", f"chunk {self.chunk} is not a multiple of 4096 up to 1 GiB")
+        hexadecimal = all(isinstance(d, str) and _DIGEST.fullmatch(d) for d in self.digests)
+        _require(hexadecimal, "shards", f"{self.file}: a digest is not 32 hexadecimal digits")
+        expected = -(-self.size // self.chunk)
+        _require(
+            len(self.digests) == expected,
+            "shards",
+            f"{self.file}: {len(self.digests)} digests for {expected} chunks",
+        )
+
+    @classmethod
+    def from_json(cls, record: object) -> ShardRecord:
+        shaped = isinstance(record, dict) and tuple(record) == _SHARD_KEYS
+        _require(shaped, "shards", f"each must have exactly {', '.join(_SHARD_KEYS)}")
+        values: dict[str, Any] = dict(record)  # type: ignore[call-overload] # a dict: just checked
+        _require(isinstance(values["digests"], list), "shards", "digests is not a list")
+        return cls(**{**values, "digests": tuple(values["digests"])})
+
+    def to_json(self) -> dict[str, Any]:
+        values = (self.file, self.size, self.chunk, list(self.digests))
+        return dict(zip(_SHARD_KEYS, values, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything a checkpoint says about itself, in the order of the file.
+
+    A value that a reader would refuse is refused here, so it is never written.
+    """
+
+    format_version: int = FORMAT_VERSION
+    chain: str
+    generation: int
+    step: int
+    revision: int
+    parent: str | None
+    """Directory name of the checkpoint this one continues."""
+    epoch: int
+    wall_time: float
+    """Unix seconds."""
+    reason: str
+    metrics: dict[str, float]
+    world_size: int
+    threads: int
+    versions: dict[str, str]
+    tree: Any
+    """The tree of non-tensor state; plain JSON, made and read by state/."""
+    aliases: dict[str, str]
+    """Name of an alias → name of the leaf that is stored."""
+    shards: tuple[ShardRecord, ...]
+
+    def __post_init__(self) -> None:
+        _check_version(self.format_version)
+        for name in ("generation", "step", "revision", "epoch"):
+            _check_count(name, getattr(self, name))
+        for name in ("world_size", "threads"):
+            _check_count(name, getattr(self, name), least=1)
+        _require(isinstance(self.chain, str) and self.chain != "", "chain", "must be text")
+        _require(isinstance(self.reason, str), "reason", "must be text")
+        _check_parent(self.parent)
+        _check_number("wall_time", self.wall_time)
+        _require(0 <= self.wall_time < math.inf, "wall_time", "must be finite and not negative")
+        _check_texts("versions", self.versions)
+        _check_texts("aliases", self.aliases)
+        object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
+        _check_tree(self.tree)
+        _check_shards(self.shards, self.world_size)
+
+    @property
+    def key(self) -> CheckpointKey:
+        return CheckpointKey(self.generation, self.step, self.revision)
+
+    def same_content(self, other: Manifest) -> bool:
+        """Whether both restore to the same state; when, why and how well may differ."""
+        if (self.epoch, self.aliases, self.shards) != (other.epoch, other.aliases, other.shards):
+            return False
+        # As text: 1, 1.0 and True are equal in Python, and so are 0.0 and -0.0.
+        return _line("tree", self.tree) == _line("tree", other.tree)
+
+    def to_bytes(self) -> bytes:
+        """The file: one key per line, the digest of all lines before it on the last but one."""
+        try:
+            lines = [_line(name, value) for name, value in self._to_json().items()]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise _field_error("tree", f"cannot be written as JSON: {error}") from None
+        body = ("{\n" + "".join(lines)).encode("ascii")
+        if len(body) + _TAIL_BYTES > MANIFEST_CAP:
+            raise _field_error("tree", f"the manifest would pass {MANIFEST_CAP} bytes")
+        return body + f'"digest": "{digest(body)}"\n}}\n'.encode("ascii")
+
+    def _to_json(self) -> dict[str, Any]:
+        record = {name: getattr(self, name) for name in _NAMES}
+        record["metrics"] = {name: _encode_float(value) for name, value in self.metrics.items()}
+        record["wall_time"] = float(self.wall_time)
+        record["shards"] = [shard.to_json() for shard in self.shards]
+        return record
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Check the digest, then every field; raises ManifestError with the defect's name."""
+        _check_digest(data)
+        record = _parse(data)
+        _check_version(record.get("format_version"))
+        expected = (*_NAMES, "digest")
+        if tuple(record) != expected:
+            raise _field_error("keys", f"must be exactly {' '.join(expected)}")
+        del record["digest"]
+        _require(isinstance(record["shards"], list), "shards", "must be a list")
+        record["shards"] = tuple(ShardRecord.from_json(shard) for shard in record["shards"])
+        record["metrics"] = _decode_metrics(record["metrics"])
+        return cls(**record)
+
+
+_NAMES: Final = tuple(field.name for field in fields(Manifest))
+
+
+# ── the frame ─────────────────────────────────────────────────────────────────────────────
+def _line(name: str, value: object) -> str:
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return f'"{name}": {text},\n'
+
+
+def _check_digest(data: bytes) -> None:
+    tail = _TAIL.fullmatch(data[-_TAIL_BYTES:])
+    if tail is None:
+        message = "does not end as a manifest ends; it was cut off or overwritten"
+        raise _error(DefectKind.MANIFEST_UNREADABLE, message)
+    found = digest(memoryview(data)[:-_TAIL_BYTES])
+    if found != tail[1].decode("ascii"):
+        message = f"its bytes have digest {found}, it says {tail[1].decode('ascii')}"
+        raise _error(DefectKind.MANIFEST_DIGEST, message)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(data.decode("ascii"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise _error(DefectKind.MANIFEST_UNREADABLE, f"not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise _error(DefectKind.MANIFEST_UNREADABLE, "not a JSON object")
+    return record
+
+
+def _check_version(version: object) -> None:
+    if type(version) is not int:
+        raise _field_error("format_version", "must be a whole number")
+    if version != FORMAT_VERSION:
+        message = (
+            f"format version {version}; this program reads version {FORMAT_VERSION}. "
+            "Upgrade hpc_ckpt to read it."
+        )
+        raise _error(DefectKind.UNSUPPORTED_VERSION, message)
+
+
+# ── the fields ────────────────────────────────────────────────────────────────────────────
+def _error(kind: DefectKind, detail: str) -> ManifestError:
+    return ManifestError(Defect(kind, MANIFEST_NAME, detail))
+
+
+def _field_error(name: str, problem: str) -> ManifestError:
+    return _error(DefectKind.MANIFEST_FIELD, f"{name}: {problem}")
+
+
+def _require(condition: bool, name: str, problem: str) -> None:
+    if not condition:
+        raise _field_error(name, problem)
+
+
+def _check_count(name: str, value: object, *, least: int = 0) -> None:
+    if type(value) is not int or not least <= value <= _COUNT_CAP:
+        raise _field_error(name, f"must be a whole number of at least {least}, not {value!r:.60}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise _field_error(name, f"must be a number, not {value!r:.60}")
+
+
+def _check_parent(parent: object) -> None:
+    known = parent is None or (isinstance(parent, str) and CheckpointKey.parse(parent) is not None)
+    _require(known, "parent", f"must be null or a checkpoint's name, not {parent!r:.60}")
+
+
+def _check_texts(name: str, value: object) -> None:
+    texts = isinstance(value, dict) and all(
+        isinstance(key, str) and isinstance(text, str) for key, text in value.items()
+    )
+    _require(texts, name, "must be a map from text to text")
+
+
+def _checked_metrics(metrics: object) -> dict[str, float]:
+    if not isinstance(metrics, Mapping):
+        raise _field_error("metrics", "must be a map from text to numbers")
+    for name, value in metrics.items():
+        _require(isinstance(name, str), "metrics", "a name is not text")
+        _check_number(f"metrics: {name}", value)
+    # One NaN object for all: a manifest then equals what is read back from its bytes.
+    return {n: math.nan if value != value else _to_float(n, value) for n, value in metrics.items()}
+
+
+def _to_float(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise _field_error(f"metrics: {name}", "is too large for a float") from None
+
+
+def _encode_float(value: float) -> float | str:
+    return value if math.isfinite(value) else value.hex()
+
+
+def _decode_metrics(metrics: object) -> dict[str, Any]:
+    if not isinstance(metrics, dict):
+        raise _field_error("metrics", "must be a map from text to numbers")
+    special = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+    return {
+        name: special.get(value, value) if isinstance(value, str) else value
+        for name, value in metrics.items()
+    }
+
+
+def _check_tree(tree: object) -> None:
+    try:
+        problem = _not_json(tree)
+    except RecursionError:
+        problem = "is nested too deeply"
+    if problem is not None:
+        raise _field_error("tree", problem)
+
+
+def _not_json(value: object) -> str | None:
+    """Why a value would not come back from JSON as it is; None if it would."""
+    if value is None or type(value) in (str, bool, int):
+        return None
+    if type(value) is float:
+        return None if math.isfinite(value) else f"holds {value!r}, which JSON cannot"
+    if type(value) is list:
+        return next((why for item in value if (why := _not_json(item)) is not None), None)
+    if type(value) is dict:
+        if not all(type(key) is str for key in value):
+            return "holds a key that is not text"
+        return next((why for item in value.values() if (why := _not_json(item)) is not None), None)
+    return f"holds a {type(value).__name__}, which JSON cannot"
+
+
+def _check_shards(shards: object, world_size: int) -> None:
+    typed = isinstance(shards, tuple) and all(isinstance(s, ShardRecord) for s in shards)
+    if not isinstance(shards, tuple) or not typed:
+        raise _field_error("shards", "must be a sequence of shard records")
+    _require(len(shards) > 0, "shards", "a checkpoint has at least one")
+    names = [shard.file for shard in shards]
+    _require(len(set(names)) == len(names), "shards", "two have the same file name")
+    for name in names:
+        rank, _ = parse_shard_name(name) or (0, 0)
+        _require(rank < world_size, "shards", f"{name}: there are only {world_size} ranks")

@@ -1,0 +1,180 @@
+"""Durable file primitives: atomic write, directory fsync, and the named kill points.
+
+Standard library only: the link runner uses it before any environment is set up. It knows
+nothing of checkpoints; tiers/ decides what is written where, and in which order.
+
+A kill point is a name announced between two steps whose order matters for durability. In a
+running program nobody listens; the fault tests kill the process there.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+KILL_POINTS = (
+    # write_atomic
+    "atomic.opened",
+    "atomic.written",
+    "atomic.synced",
+    "atomic.renamed",
+    "atomic.durable",
+    # Tier.stage and Staging.write_shard
+    "stage.created",
+    "shard.opened",
+    "shard.chunk",
+    "shard.written",
+    "shard.synced",
+    # Staging.commit
+    "manifest.opened",
+    "manifest.written",
+    "manifest.synced",
+    "commit.staged",
+    "commit.guarded",
+    "commit.renamed",
+    "commit.durable",
+    # Tier.remove
+    "remove.renamed",
+    "remove.entry",
+    "remove.deleted",
+    # Tier.sweep
+    "sweep.found",
+    "sweep.entry",
+    "sweep.deleted",
+)
+"""Every name that is announced, in the order in which a save, removal or sweep meets them."""
+
+_NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP)
+_observer: Callable[[str], None] | None = None
+_serial = itertools.count()
+
+
+def observe(callback: Callable[[str], None] | None) -> Callable[[str], None] | None:
+    """Call `callback` with the name of every kill point reached; None stops it.
+
+    Returns the callback that was installed before, so that a test can put it back.
+    """
+    global _observer
+    previous, _observer = _observer, callback
+    return previous
+
+
+def reached(point: str) -> None:
+    """Announce a kill point."""
+    if _observer is not None:
+        _observer(point)
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> None:
+    """Replace `path` by `data`: a reader, or a crash, sees the old content or the new.
+
+    Durable when it returns. If it raises, the old content is untouched and the temporary file
+    is gone; after a kill the temporary file (.NAME.tmp-…) stays, and no reader looks at it.
+    """
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.tmp-{unique_suffix()}")
+    try:
+        _write_durably(temporary, data, mode)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    reached("atomic.renamed")
+    sync_directory(target.parent)
+    reached("atomic.durable")
+
+
+def _write_durably(path: Path, data: bytes, mode: int) -> None:
+    descriptor = create_file(path, mode)
+    try:
+        reached("atomic.opened")
+        write_all(descriptor, memoryview(data))
+        reached("atomic.written")
+        os.fsync(descriptor)
+        reached("atomic.synced")
+    finally:
+        os.close(descriptor)
+
+
+def create_file(path: str | os.PathLike[str], mode: int = 0o600) -> int:
+    """A descriptor of a new file with exactly this mode, whatever the umask; never reuses one."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(descriptor, mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def write_all(descriptor: int, view: memoryview) -> None:
+    """Write every byte; one write(2) may take less than it is given."""
+    view = view.cast("B") if view.format != "B" or view.ndim != 1 else view
+    while view.nbytes:
+        written = os.write(descriptor, view)
+        if written == 0:
+            raise OSError(errno.EIO, "the file system accepted no bytes and gave no reason")
+        view = view[written:]
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make creations, renames and removals inside `path` survive a crash of the node."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some FUSE file systems cannot sync a directory; refusing every save would help nobody.
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: str | os.PathLike[str], *, mode: int = 0o700) -> None:
+    """Make a directory and its missing parents so that they survive a crash; idempotent."""
+    target = Path(path)
+    missing = [place for place in (target, *target.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(mode=mode, exist_ok=True)
+    for place in (target, *missing[1:]):
+        # A parent that may be passed through but not read (mode 711) is the site's to keep.
+        with contextlib.suppress(PermissionError):
+            sync_directory(place.parent)
+
+
+def unique_suffix() -> str:
+    """A suffix no other process, thread or node uses."""
+    return f"{os.getpid()}-{next(_serial)}-{secrets.token_hex(4)}"
+
+
+def names_in(path: str | os.PathLike[str]) -> list[str]:
+    """The names in a directory, sorted; none if it has gone."""
+    try:
+        return sorted(os.listdir(path))  # noqa: PTH208 - names only, no Path per entry
+    except FileNotFoundError:
+        return []
+
+
+def delete_tree(path: str | os.PathLike[str], *, point: str | None = None) -> None:
+    """Delete a directory and what is in it; what has already gone is fine.
+
+    Symbolic links are removed, not followed. `point` is announced before each entry goes.
+    """
+    for name in names_in(path):
+        entry = Path(path) / name
+        if point is not None:
+            reached(point)
+        if entry.is_dir() and not entry.is_symlink():
+            delete_tree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+    try:
+        Path(path).rmdir()
+    except FileNotFoundError:
+        return

@@ -1,0 +1,110 @@
+"""What this process has measured and been told: steps, training time, stall, metrics.
+
+Seconds come in from outside; nothing here reads a clock or a file. A loss that is a tensor is
+kept detached and read only when somebody needs the number: reading it waits for the device.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from typing import SupportsFloat
+
+from .errors import UserError
+
+RECENT_STEPS = 50
+RECENT_SAVES = 8
+
+
+class Meter:
+    """Splits time into training and stall, and remembers the recent past."""
+
+    def __init__(self, now_s: float, *, known_save_s: float | None = None) -> None:
+        self.training_s = 0.0
+        """Seconds of this process between step boundaries that were not stall."""
+        self.stall_s = 0.0
+        self._since_s = now_s
+        self._step_began_s = 0.0
+        self._steps: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._stalls: deque[float] = deque(maxlen=RECENT_SAVES)
+        self._saves: deque[float] = deque(maxlen=RECENT_SAVES)
+        # Plain numbers, renewed by the thread that measures: the lookout reads them meanwhile.
+        self.slowest_step_s = 0.0
+        self.stall_per_save_s: float | None = None
+        self.save_s = known_save_s
+        """The slowest recent save; until one was made here, that of the chain's last link."""
+
+    # ── time ──────────────────────────────────────────────────────────────────────────────
+    def pause(self, now_s: float) -> None:
+        """Training stops here and waits for us."""
+        self.training_s += now_s - self._since_s
+        self._since_s = now_s
+
+    def resume(self, now_s: float) -> None:
+        """Training goes on."""
+        self.stall_s += now_s - self._since_s
+        self._since_s = now_s
+
+    def boundary(self) -> None:
+        """A step is over; call it while paused."""
+        self._steps.append(self.training_s - self._step_began_s)
+        self._step_began_s = self.training_s
+        self.slowest_step_s = max(self._steps)
+
+    def saved(self, *, stall_s: float, save_s: float) -> None:
+        """A save was committed, or failed after this long."""
+        self._stalls.append(stall_s)
+        self._saves.append(save_s)
+        self.stall_per_save_s = max(self._stalls)
+        self.save_s = max(self._saves)
+
+    @property
+    def step_s(self) -> float | None:
+        """A typical recent step."""
+        return statistics.median_low(self._steps) if self._steps else None
+
+
+class Metrics:
+    """The newest value of each metric, and the step at which it was given."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[int, object]] = {}
+        self.loss: float | None = None
+        """The loss as last read; older than the newest loss that was given."""
+
+    def give(self, step: int, loss: object, metrics: Mapping[str, object] | None) -> None:
+        if loss is not None:
+            self._given["loss"] = (step, _without_graph(loss))
+        for name, value in (metrics or {}).items():
+            self._given[str(name)] = (step, _without_graph(value))
+
+    def read(self, after_step: int = -1) -> dict[str, float]:
+        """The values given after a step; what belongs to older weights stays out."""
+        values: dict[str, float] = {}
+        for name, (step, value) in self._given.items():
+            number = _as_float(name, value)
+            self._given[name] = (step, number)
+            if name == "loss":
+                self.loss = number
+            if step > after_step:
+                values[name] = number
+        return values
+
+
+def _without_graph(value: object) -> object:
+    """Holding a loss with its graph would hold every activation of the step."""
+    detach = getattr(value, "detach", None)
+    return detach() if callable(detach) else value
+
+
+def _as_float(name: str, value: object) -> float:
+    item = getattr(value, "item", None)
+    try:
+        number = item() if callable(item) else value
+        if isinstance(number, SupportsFloat):
+            return float(number)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"metric {name!r} is not one number: {error}") from error
+    raise UserError(f"metric {name!r} is not a number but a {type(value).__name__}")

@@ -1,0 +1,1 @@
+"""WHEN to checkpoint: pure arithmetic, no clock, no I/O."""

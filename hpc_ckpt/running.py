@@ -1,0 +1,296 @@
+"""What exists only between entering a Checkpointer's block and leaving it.
+
+Builds the parts in the order in which they need each other, restores the state into the
+program's objects, and takes everything down again.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from signal import SIGTERM
+from typing import Any
+
+import torch
+
+from .boundary import Boundary, Parts, Place
+from .ending import Ending
+from .engine import restore, snapshot
+from .engine.engine import Engine, Publisher, one_line, versions
+from .engine.restore import Restored
+from .errors import LinkEnded
+from .events import Event
+from .format.manifest import Manifest
+from .lookout import Lookout
+from .meter import Meter, Metrics
+from .rundir import Result
+from .session import Session, known_save_s
+from .signals import SignalWatch
+from .state import rng
+from .state.data import DataState
+from .state.registry import Registry
+from .stepped import StepWatch
+from .tiers.base import Tier
+from .tiers.directory import DirectoryTier
+from .triggers import Triggers
+
+log = logging.getLogger("hpc_ckpt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the program asked for, besides the settings."""
+
+    registry: Registry
+    seed: int | None
+    strict: bool
+    strict_restore: bool
+
+
+class Running:
+    """One stay in the block."""
+
+    def __init__(self, session: Session, wishes: Wishes, undo: ExitStack) -> None:
+        entered_s = time.time()
+        self.session = session
+        self._wishes = wishes
+        self.step = 0
+        self.restored: Restored | None = None
+        self.in_epoch = False
+        self.in_iteration = False
+        """A step number was handed out and step() not yet called."""
+        self.told_to_stop: str | None = None
+        """poll() said so and no step() has come since."""
+        self._stepped_here = False
+        self._rng: Mapping[str, Any] | None = None
+        self._was_done = session.rundir.done() is not None
+        # Before the restore, which may take minutes: a signal then is kept for the first step.
+        self._signals = SignalWatch((SIGTERM, session.settings.signal))
+        self._signals.install()
+        undo.callback(self._signals.remove)
+        seed = torch.initial_seed() if wishes.seed is None else wishes.seed
+        self.data = DataState(seed)
+        self.stepped = StepWatch(wishes.registry.optimizers())
+        undo.callback(self.stepped.close)
+        self.metrics = Metrics()
+        self.ending = Ending(session)
+        tier = DirectoryTier(session.rundir.checkpoints)
+        self._restore(tier)
+        snapshot.check(self._capture(self.place))
+        self._build(tier, entered_s)
+
+    def _build(self, tier: Tier, entered_s: float) -> None:
+        session = self.session
+        known = known_save_s(session.rundir, session.generation)
+        self.meter = Meter(time.monotonic(), known_save_s=known)
+        publisher = Publisher(
+            chain=session.chain,
+            lease=session.lease,
+            tier=tier,
+            keep=session.settings.keep,
+            events=session.events,
+        )
+        self.engine = Engine(publisher, self.meter, restored=self._restored_key, step=self.step)
+        self._lookout = Lookout(session.places, self._signals)
+        self._lookout.look()
+        self.triggers = Triggers(
+            session.settings.policy, entered_s=entered_s, deadline_s=self._lookout.deadline_s
+        )
+        self.boundary = Boundary(
+            Parts(
+                session=session,
+                engine=self.engine,
+                lookout=self._lookout,
+                triggers=self.triggers,
+                meter=self.meter,
+                metrics=self.metrics,
+                ending=self.ending,
+                capture=self._capture,
+                strict=self._wishes.strict,
+            )
+        )
+        self._lookout.start(self.boundary.watch)
+
+    # ── state ─────────────────────────────────────────────────────────────────────────────
+    @property
+    def place(self) -> Place:
+        return Place(self.step, self.data.epoch)
+
+    def place_between(self) -> Place:
+        """After the last batch of an epoch, what comes next is the next epoch."""
+        positions = self.data.positions.values() if self.in_epoch else ()
+        over = bool(positions) and all(position.exhausted for position in positions)
+        return Place(self.step, self.data.epoch + over)
+
+    def inside_iteration(self) -> bool:
+        """A batch or step was handed out, or an optimizer has stepped, since the last step()."""
+        handed_out = any(p.yielded != p.used for p in self.data.positions.values())
+        return self.in_iteration or handed_out or self.stepped.waiting
+
+    def _capture(self, place: Place) -> dict[str, Any]:
+        data = self.data.state_dict()
+        if place.epoch != self.data.epoch:
+            data = {**data, "epoch": place.epoch, "positions": {}}
+        return {
+            "tracked": self._wishes.registry.capture(),
+            "rng": rng.capture(),
+            "data": data,
+            "progress": {"step": place.step, "epoch": place.epoch},
+        }
+
+    def _restore(self, tier: Tier) -> None:
+        began = time.monotonic()
+        found = restore.newest(tier)
+        skipped = [str(one) for one in found.skipped]
+        if found.checkpoint is None:
+            self._restored_key = None
+            self.session.events.emit(Event.STARTED_FRESH, skipped=skipped)
+            if skipped:
+                _warn(f"no valid checkpoint, so training starts afresh: {'; '.join(skipped)}")
+            return
+        manifest = found.checkpoint.manifest
+        self._restored_key = manifest.key
+        _compare_machines(manifest)
+        self._put_back(restore.state_of(found.checkpoint))
+        self.restored = Restored(
+            step=manifest.step,
+            epoch=manifest.epoch,
+            generation=manifest.generation,
+            path=found.checkpoint.path,
+            tier=tier.name,
+            skipped=found.skipped,
+        )
+        self.session.events.emit(
+            Event.RESTORED,
+            step=manifest.step,
+            epoch=manifest.epoch,
+            checkpoint=manifest.key.directory_name,
+            skipped=skipped,
+            seconds=round(time.monotonic() - began, 6),
+        )
+        log.info("restored %s", found.checkpoint.path)
+
+    def _put_back(self, state: Mapping[str, Any]) -> None:
+        self._wishes.registry.restore(state["tracked"], strict=self._wishes.strict_restore)
+        self.data.load_state_dict(state["data"])
+        self.step = int(state["progress"]["step"])
+        # Last: whatever loads state may draw random numbers.
+        self._rng = state["rng"]
+        rng.restore(state["rng"])
+
+    def rewind_rng(self) -> None:
+        """What the program drew on its way back into its loop is taken back.
+
+        In the run that was saved those numbers had been drawn before the save.
+        """
+        if self._rng is not None and not self._stepped_here:
+            rng.restore(self._rng)
+
+    # ── a step ────────────────────────────────────────────────────────────────────────────
+    def advance(self) -> None:
+        """One more step is part of the state."""
+        self.step += 1
+        self.meter.boundary()
+        self.data.confirm()
+        self.in_iteration = False
+        self.told_to_stop = None
+        if not self._stepped_here:
+            self._stepped_here = True
+            self._rng = None
+            if self._was_done:
+                self.session.rundir.done_file.unlink(missing_ok=True)
+                self.session.events.emit(Event.REOPENED, step=self.step)
+
+    @contextmanager
+    def epoch(self) -> Iterator[None]:
+        """One epoch's body; it counts as over only when the loop asks for the next one."""
+        self.data.begin_epoch(self.data.epoch)
+        self.in_epoch = True
+        try:
+            yield
+        finally:
+            self.in_epoch = False
+        if not self.ending.latched:
+            self.data.end_epoch()
+
+    @contextmanager
+    def stalling(self) -> Iterator[None]:
+        """Training waits for us inside."""
+        self.meter.pause(time.monotonic())
+        try:
+            yield
+        finally:
+            self.meter.resume(time.monotonic())
+
+    # ── leaving ───────────────────────────────────────────────────────────────────────────
+    def leave(self, error: BaseException | None, patience_s: float) -> None:
+        """Not latched: the work is complete, or an exception ends it."""
+        if error is not None:
+            self._leave_with(error, patience_s)
+        elif self.told_to_stop is not None:
+            self.engine.wait(patience_s)
+            self.boundary.end_with_newest(self.told_to_stop)
+        elif self._stepped_here or not self._was_done:
+            with self.stalling():
+                self.boundary.complete(self.place)
+
+    def _leave_with(self, error: BaseException, patience_s: float) -> None:
+        """What is under way is still committed; the exception goes on its way."""
+        self.engine.wait(self._patience(patience_s))
+        newest = self.engine.newest
+        if self.engine.fenced is not None:
+            return
+        saved = isinstance(error, LinkEnded) and newest is not None
+        self.ending.decide(
+            Result.SAVED if saved else Result.FAILED,
+            None if newest is None else newest.step,
+            one_line(error),
+        )
+
+    def _patience(self, limit_s: float) -> float:
+        deadline = self._lookout.deadline_s
+        return limit_s if deadline is None else max(0.0, min(limit_s, deadline - time.time()))
+
+    def close(self, patience_s: float) -> None:
+        """Threads, hooks and signals; nothing of ours is left in the process."""
+        self.meter.pause(time.monotonic())
+        if not self.engine.close(self._patience(patience_s)):
+            log.warning("left a save behind that did not end in %g s", patience_s)
+        self._lookout.stop()
+        self._signals.remove()
+        self.stepped.close()
+        self.data.close()
+        self.session.events.emit(
+            Event.ENDED,
+            step=self.step,
+            training_s=round(self.meter.training_s, 6),
+            stall_s=round(self.meter.stall_s, 6),
+            complete=self.session.rundir.done() is not None,
+        )
+        self.session.close()
+
+
+def _compare_machines(manifest: Manifest) -> None:
+    """Another thread count or torch release adds up in another order."""
+    threads, here = torch.get_num_threads(), versions()
+    if manifest.threads != threads:
+        _warn(
+            f"saved with {manifest.threads} threads, running with {threads}: results may differ "
+            f"in the last bits; set OMP_NUM_THREADS={manifest.threads}"
+        )
+    saved = manifest.versions.get("torch", "an unknown version")
+    if saved != here["torch"]:
+        _warn(
+            f"saved with torch {saved}, running with torch {here['torch']}: results may differ "
+            "in the last bits"
+        )
+
+
+def _warn(message: str) -> None:
+    log.warning("%s", message)
+    warnings.warn(message, RuntimeWarning, stacklevel=6)

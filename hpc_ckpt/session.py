@@ -1,0 +1,189 @@
+"""Entering: where this process works, as which generation, and what it was told.
+
+Reads the environment of a link, or takes a lease of its own for a plain `python train.py`. It
+loads no state and starts no thread.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import __version__, events, fsio, lease, rundir
+from .errors import RootError, SpecError
+from .events import Event, EventLog
+from .lease import Lease
+from .lookout import Places
+from .rundir import RunDir
+from .settings import Settings, resolve
+
+log = logging.getLogger("hpc_ckpt")
+
+HEARTBEAT_S = 1.0
+HEARTBEAT_SLURM_S = 30.0
+"""On a cluster many chains share one file system."""
+
+_here: set[Path] = set()
+"""Roots in use by this process: its own lease would not tell a second user apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One process's stay in a run directory."""
+
+    rundir: RunDir
+    chain: str
+    settings: Settings
+    lease: Lease
+    standalone: bool
+    """This process took the lease itself, and gives it back."""
+    places: Places
+    outcome_file: Path
+    events: EventLog
+    heartbeat_s: float
+
+    @property
+    def generation(self) -> int:
+        return self.lease.generation
+
+    def close(self) -> None:
+        """Nothing is published after this."""
+        self.events.close()
+        if self.standalone:
+            self.lease.release()
+        _here.discard(self.rundir.root)
+
+
+def enter(
+    root: str | os.PathLike[str] | None,
+    *,
+    call: Mapping[str, Any],
+    settings: str | os.PathLike[str] | Mapping[str, Any] | None,
+    environ: Mapping[str, str],
+) -> Session:
+    """Take up the run directory; raises UserError and leaves nothing half-made."""
+    in_link = rundir.ENV_GENERATION in environ
+    place = RunDir(_choose_root(root, environ, in_link=in_link))
+    resolved = resolve(
+        call=call, file=environ.get(rundir.ENV_SETTINGS) or settings, environ=environ
+    )
+    for note in resolved.notes:
+        log.info("%s", note)
+    if place.root in _here:
+        raise RootError(place.root, "already in use by another Checkpointer of this process")
+    chain = _prepare(place)
+    held = Lease(place, _generation(environ)) if in_link else lease.acquire_standalone(place)
+    _here.add(place.root)
+    return _session(place, chain, resolved, held, environ if in_link else {})
+
+
+def _session(
+    place: RunDir, chain: str, settings: Settings, held: Lease, link: Mapping[str, str]
+) -> Session:
+    generation = held.generation
+    slurm = link.get(rundir.ENV_BACKEND) == "slurm"
+    return Session(
+        rundir=place,
+        chain=chain,
+        settings=settings,
+        lease=held,
+        standalone=not link,
+        places=Places(
+            place,
+            Path(link.get(rundir.ENV_NOTICE) or place.notice_file(generation)),
+            Path(link.get(rundir.ENV_DEADLINE) or place.deadline_file(generation)),
+        ),
+        outcome_file=Path(link.get(rundir.ENV_OUTCOME) or place.outcome_file(generation)),
+        events=EventLog(place.events_file(generation, _node(link))),
+        heartbeat_s=HEARTBEAT_SLURM_S if slurm else HEARTBEAT_S,
+    )
+
+
+def _choose_root(
+    root: str | os.PathLike[str] | None, environ: Mapping[str, str], *, in_link: bool
+) -> str | os.PathLike[str]:
+    given = environ.get(rundir.ENV_ROOT)
+    if root is None:
+        if given:
+            return given
+        raise SpecError(f"no run directory: pass Checkpointer(root, …) or set ${rundir.ENV_ROOT}")
+    if not in_link or not given:
+        return root
+    if RunDir(root).root != RunDir(given).root:
+        log.info("the chain's run directory %s is used instead of %s", given, root)
+    return given
+
+
+def _generation(environ: Mapping[str, str]) -> int:
+    text = environ[rundir.ENV_GENERATION]
+    if not text.isdecimal():
+        raise SpecError(f"environment variable {rundir.ENV_GENERATION}: {text!r} is not a number")
+    return int(text)
+
+
+def _node(link: Mapping[str, str]) -> str:
+    name = link.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name) or "node"
+
+
+# ── the run directory ─────────────────────────────────────────────────────────────────────
+def _prepare(place: RunDir) -> str:
+    """Make the directories and chain.json; returns the chain's id."""
+    try:
+        place.create()
+        if place.chain() is None:
+            _create_chain_file(place)
+    except OSError as error:
+        raise RootError(
+            place.root, f"cannot be used as a run directory: {error.strerror or error}"
+        ) from error
+    chain = (place.chain() or {}).get("chain")
+    if not isinstance(chain, str) or not chain:
+        raise RootError(
+            place.root, "its chain.json cannot be read; restore it, or choose another root"
+        )
+    return chain
+
+
+def _create_chain_file(place: RunDir) -> None:
+    """By link(2): of two that start at once, both use what the first one wrote."""
+    record = {"chain": str(uuid.uuid4()), "created": round(time.time(), 3), "version": __version__}
+    draft = place.root / f".chain.json.tmp-{fsio.unique_suffix()}"
+    fsio.write_atomic(draft, (json.dumps(record) + "\n").encode())
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, place.chain_file)
+    finally:
+        draft.unlink()
+    fsio.sync_directory(place.root)
+
+
+def known_save_s(place: RunDir, generation: int) -> float | None:
+    """The slowest save of the newest earlier generation that committed one."""
+    files: dict[int, list[Path]] = {}
+    for path in place.events.glob("*.jsonl"):
+        number = path.name.partition("-")[0]
+        if number.isdecimal() and int(number) < generation:
+            files.setdefault(int(number), []).append(path)
+    for earlier in sorted(files, reverse=True):
+        slowest = _slowest_save(files[earlier])
+        if slowest is not None:
+            return slowest
+    return None
+
+
+def _slowest_save(paths: list[Path]) -> float | None:
+    records = (record for path in paths for record in events.read(path))
+    seconds = [r.get("save_s") for r in records if r["event"] == Event.COMMITTED.value]
+    return max((float(s) for s in seconds if isinstance(s, (int, float))), default=None)

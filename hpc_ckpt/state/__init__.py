@@ -1,0 +1,3 @@
+"""WHOSE state: the tracked objects (registry.py), their state as JSON and leaves (tree.py)."""
+
+# SPDX-License-Identifier: MIT

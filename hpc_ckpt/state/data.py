@@ -1,0 +1,295 @@
+"""Where the data is: a resumed run goes on with the very batch, order and augmentation it left.
+
+Restoring random states and skipping batches gives the right order but the wrong augmentation,
+because the random states of data workers are lost with them. So nothing here is carried over:
+the order of a pass depends only on (seed, name, epoch, pass), and what is random while batch i is
+read depends only on that and i, whatever the number of workers. What has to be kept is a count.
+
+The user's loader is never changed; a private twin of it reads the same dataset (loading.py).
+Only map-style torch DataLoaders can be followed this way; every other source is refused, not
+approximated.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
+
+from ..errors import UnsupportedLoader, UserError
+from . import rng
+from .loading import (
+    OUTSIDE,
+    Order,
+    Tag,
+    Twin,
+    index_sampler,
+    iterates_as_torch_does,
+    start_sheltered,
+)
+
+_END = object()
+
+
+@dataclass(slots=True)
+class Position:
+    """Where one named data source is."""
+
+    epoch: int
+    pass_number: int
+    used: int = 0
+    """Batches of this pass that are part of the training state."""
+    exhausted: bool = False
+    yielded: int = field(init=False)
+    """Batches handed out; not stored, for one handed out and not confirmed is read again."""
+
+    def __post_init__(self) -> None:
+        self.yielded = self.used
+
+    def finish(self) -> None:
+        """The pass ran to its end: all of it counts as used."""
+        self.used, self.exhausted = self.yielded, True
+
+    def to_json(self) -> dict[str, int | bool]:
+        """What a checkpoint keeps."""
+        return {"pass": self.pass_number, "used": self.used, "exhausted": self.exhausted}
+
+
+class _Scope:
+    """The passes of one epoch, or those outside any: the n-th call for a name is its pass n."""
+
+    def __init__(self, epoch: int, restored: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self.epoch = epoch
+        self.positions = {
+            name: Position(epoch, int(kept["pass"]), int(kept["used"]), bool(kept["exhausted"]))
+            for name, kept in (restored or {}).items()
+        }
+        self._calls: Counter[str] = Counter()
+
+    def take(self, name: str) -> tuple[Position | None, bool]:
+        """The position of the next pass (None: it was over before), and whether it goes on."""
+        number = self._calls[name]
+        self._calls[name] += 1
+        known = self.positions.get(name)
+        if known is not None and number < known.pass_number:
+            return None, False
+        if known is not None and number == known.pass_number:
+            return known, True
+        self.positions[name] = fresh = Position(self.epoch, number)
+        return fresh, False
+
+    def to_json(self) -> dict[str, dict[str, int | bool]]:
+        return {name: position.to_json() for name, position in self.positions.items()}
+
+
+class DataState:
+    """The seed, the epoch, and the position of every named data source.
+
+    'rank' keeps the augmentation of ranks apart that share a seed. It is not stored.
+    """
+
+    def __init__(self, seed: int, *, rank: int = 0) -> None:
+        self.seed = seed
+        self.rank = rank
+        self._in_epoch = False
+        self._inside = _Scope(0)
+        self._outside = _Scope(OUTSIDE)
+        self._twins: WeakKeyDictionary[DataLoader[Any], dict[str, Twin]] = WeakKeyDictionary()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is going on, or the next one to begin."""
+        return self._inside.epoch
+
+    @property
+    def positions(self) -> dict[str, Position]:
+        """The positions that count here: those of the epoch, or those outside any."""
+        return (self._inside if self._in_epoch else self._outside).positions
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Called at the top of an epoch; one that was restored goes on, any other is fresh."""
+        if epoch != self._inside.epoch:
+            self._inside = _Scope(epoch)
+        self._in_epoch = True
+
+    def end_epoch(self) -> None:
+        """Called when the body of an epoch is through; a save from here on is of the next one."""
+        self._inside = _Scope(self._inside.epoch + 1)
+        self._in_epoch = False
+
+    def confirm(self) -> None:
+        """Called when what was computed from the batches handed out is in the tracked state."""
+        for scope in (self._inside, self._outside):
+            for position in scope.positions.values():
+                position.used = position.yielded
+
+    def batches(
+        self,
+        loader: object,
+        name: str,
+        *,
+        stopped: Callable[[], bool],
+        resumed: Callable[[], None] | None = None,
+    ) -> Batches:
+        """The next pass over 'loader'.
+
+        'stopped' is asked before each fetch. 'resumed' is called when a restored pass is taken
+        up again: just before its first batch, or at once if none is left.
+        """
+        followed = _followable(loader)
+        scope = self._inside if self._in_epoch else self._outside
+        position, goes_on = scope.take(name)
+        return Batches(self, followed, name, position, stopped, resumed if goes_on else None)
+
+    def close(self) -> None:
+        """End the data workers that were kept for the next pass."""
+        self._twins.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON values: a save between two confirms keeps the last confirmed counts."""
+        return {
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "positions": self._inside.to_json(),
+            "outside": self._outside.to_json(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand where 'state' stood; the program is then run again from its top."""
+        self.seed = int(state["seed"])
+        self._in_epoch = False
+        self._inside = _Scope(int(state["epoch"]), state["positions"])
+        self._outside = _Scope(OUTSIDE, state["outside"])
+
+    def _is_current(self, name: str, position: Position) -> bool:
+        return any(scope.positions.get(name) is position for scope in (self._inside, self._outside))
+
+    def _twin(self, loader: DataLoader[Any], name: str) -> Twin:
+        if not loader.persistent_workers:
+            return Twin(loader)
+        twins = self._twins.setdefault(loader, {})
+        if name not in twins:
+            twins[name] = Twin(loader)
+        return twins[name]
+
+
+class Batches:
+    """What is left of one pass; can be iterated once."""
+
+    def __init__(
+        self,
+        state: DataState,
+        loader: DataLoader[Any],
+        name: str,
+        position: Position | None,
+        stopped: Callable[[], bool],
+        resumed: Callable[[], None] | None,
+    ) -> None:
+        self._state = state
+        self._loader = loader
+        self._name = name
+        self._position = position
+        self._stopped = stopped
+        self._resumed = resumed
+        self._start = position.used if position is not None else 0
+        self._taken = False
+
+    def __len__(self) -> int:
+        """Batches of this pass that were left when it was taken up."""
+        if self._position is None or (self._resumed is not None and self._position.exhausted):
+            return 0
+        return max(0, len(index_sampler(self._loader)) - self._start)  # type: ignore[arg-type]  # samplers without a length raise TypeError, as in torch
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._taken:
+            raise UserError(
+                f"the pass over {self._name!r} was already taken; call batches() inside the "
+                "epoch loop, once for each pass"
+            )
+        self._taken = True
+        return self._run()
+
+    def _run(self) -> Iterator[Any]:
+        position = self._position
+        if position is None or self._stopped():
+            return
+        source = self._open(position)
+        if self._resumed is not None:
+            self._resumed()
+        while not self._stopped():
+            self._refuse_if_overtaken(position)
+            with rng.preserved():
+                batch = next(source, _END)
+            if batch is _END:
+                position.finish()
+                return
+            position.yielded += 1
+            yield batch
+            del batch  # else this one is still held while the next is fetched
+        self._state.close()
+
+    def _open(self, position: Position) -> Iterator[Any]:
+        if position.exhausted:
+            return iter(())
+        state = self._state
+        tag = Tag(state.seed, self._name, position.epoch, position.pass_number, state.rank, 0)
+        with rng.preserved():
+            order = Order(self._loader, tag, skip=position.used)
+            first = next(order, None)
+            if first is None:  # starting workers only to find nothing left would cost seconds
+                return iter(())
+            rng.seed_all(*tag, "workers")
+            return state._twin(self._loader, self._name).start(chain((first,), order))
+
+    def _refuse_if_overtaken(self, position: Position) -> None:
+        if not self._state._is_current(self._name, position):
+            raise UserError(
+                f"a newer pass over {self._name!r} was begun while this one goes on, and only one "
+                "position per name is kept; give the two loops different names"
+            )
+
+
+def untracked(loader: Iterable[Any]) -> Iterator[Any]:
+    """Iterate anything without moving the host's random numbers: for evaluation."""
+    with rng.preserved():
+        source = start_sheltered(loader)
+        own = rng.host_state()
+    while True:
+        with rng.preserved():
+            rng.set_host_state(own)
+            item = next(source, _END)
+            own = rng.host_state()
+        if item is _END:
+            return
+        yield item
+        del item  # else this one is still held while the next is fetched
+
+
+# ── what can be followed
+
+
+def _followable(loader: object) -> DataLoader[Any]:
+    kind = f"{type(loader).__module__}.{type(loader).__qualname__}"
+    if not isinstance(loader, DataLoader):
+        raise _refused(f"{kind} is not a torch DataLoader")
+    if isinstance(loader.dataset, IterableDataset):
+        raise _refused(f"{kind} reads {type(loader.dataset).__qualname__}, an IterableDataset")
+    if isinstance(loader.dataset, MapDataPipe) or "DataPipe" in type(loader.dataset).__name__:
+        raise _refused(f"{kind} reads {type(loader.dataset).__qualname__}, a data pipe")
+    if not iterates_as_torch_does(loader):
+        raise _refused(f"{kind} changes how a DataLoader iterates")
+    return loader
+
+
+def _refused(what: str) -> UnsupportedLoader:
+    return UnsupportedLoader(
+        f"batches(): {what}, so its position cannot be kept exactly. This version follows "
+        "torch.utils.data.DataLoader over a map-style dataset (one with __getitem__ and __len__): "
+        "use one of those, or pass track=False if this is evaluation"
+    )

@@ -1,0 +1,1 @@
+"""WHERE checkpoints live: tiers move bytes and know no tensors."""

@@ -1,0 +1,74 @@
+"""The contract of a tier: a place checkpoints live, with a speed and a failure domain."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..format.defects import Defect
+from ..format.image import ImageLayout
+from ..format.manifest import Manifest, ShardRecord
+from ..format.verify import OpenCheckpoint
+from ..rundir import CheckpointKey
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A checkpoint that is durable in its tier."""
+
+    key: CheckpointKey
+    path: Path
+    size: int
+    """Bytes of all its files."""
+    reused: bool = False
+    """The same state was there already under this key; nothing new was kept."""
+
+
+class Staging(Protocol):
+    """A checkpoint being written; readers cannot see it."""
+
+    def write_shard(self, layout: ImageLayout, image: memoryview) -> ShardRecord:
+        """Called once per file. When it returns the bytes are on stable storage."""
+
+    def commit(self, manifest: Manifest, guard: Callable[[], None]) -> Committed:
+        """Called once, last. `guard` runs right before the checkpoint becomes visible, and
+        raises to stop it. When this returns, a crash of the node can no longer lose it."""
+
+
+class Tier(Protocol):
+    """A place checkpoints live. Every OSError reaches the caller as it is."""
+
+    name: str
+
+    def keys(self) -> list[CheckpointKey]:
+        """Every checkpoint that is there, oldest first; says nothing of validity."""
+
+    def path_of(self, key: CheckpointKey) -> Path: ...
+
+    def manifest(self, key: CheckpointKey) -> Manifest:
+        """Cheap: only the manifest is read and checked. Raises CheckpointError."""
+
+    def verify(self, key: CheckpointKey) -> list[Defect]:
+        """Reads every byte; empty means valid. Never raises for bad content."""
+
+    def open(self, key: CheckpointKey) -> OpenCheckpoint:
+        """Raises CorruptCheckpoint, or NoCheckpoint if it went in the meantime."""
+
+    def stage(self, key: CheckpointKey) -> AbstractContextManager[Staging]:
+        """Leaving the block without a commit leaves nothing behind."""
+
+    def pinned(self, key: CheckpointKey) -> bool: ...
+
+    def pin(self, key: CheckpointKey, *, pinned: bool = True) -> None:
+        """Keep a checkpoint from retention, or give it up again."""
+
+    def remove(self, key: CheckpointKey) -> None:
+        """When this returns no reader sees it; that it had already gone is fine."""
+
+    def sweep(self, generation: int) -> None:
+        """Delete what killed writers up to this generation left behind. Called only after a
+        commit of this generation: nothing older can be committed any more."""

@@ -1,0 +1,261 @@
+"""A tier that is a directory: one sub-directory per checkpoint, made visible by one rename.
+
+Writes, commits, reads, removes. It does not decide what to keep (tiers/retention.py) nor who
+may write (lease.py; the caller passes a guard).
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from .. import fsio
+from ..errors import CheckpointError, NoCheckpoint
+from ..format.defects import Defect
+from ..format.image import DATA_ALIGNMENT, ImageLayout
+from ..format.manifest import CHUNK, Manifest, ShardRecord, digest
+from ..format.verify import PIN_NAME, OpenCheckpoint, open_verified, read_manifest, verify
+from ..rundir import MANIFEST_NAME, CheckpointKey
+from .base import Committed
+
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+
+_LEFTOVER = re.compile(r"\.(?:tmp|trash)-g(\d{8,})-.+")
+_OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY)
+
+
+class DirectoryTier:
+    """Checkpoints under one directory, which is made when the first one is staged."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, name: str = "shared", chunk: int = CHUNK
+    ) -> None:
+        self.path = Path(path)
+        self.name = name
+        self.chunk = chunk
+        self._live: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r}, name={self.name!r})"
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────
+    def keys(self) -> list[CheckpointKey]:
+        keys = (CheckpointKey.parse(name) for name in fsio.names_in(self.path))
+        return sorted(key for key in keys if key is not None)
+
+    def path_of(self, key: CheckpointKey) -> Path:
+        return self.path / key.directory_name
+
+    def manifest(self, key: CheckpointKey) -> Manifest:
+        return read_manifest(self.path_of(key))
+
+    def verify(self, key: CheckpointKey) -> list[Defect]:
+        return verify(self.path_of(key))
+
+    def open(self, key: CheckpointKey) -> OpenCheckpoint:
+        return open_verified(self.path_of(key))
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────
+    def stage(self, key: CheckpointKey) -> DirectoryStaging:
+        return DirectoryStaging(self, key)
+
+    def pinned(self, key: CheckpointKey) -> bool:
+        return (self.path_of(key) / PIN_NAME).exists()
+
+    def pin(self, key: CheckpointKey, *, pinned: bool = True) -> None:
+        pin = self.path_of(key) / PIN_NAME
+        try:
+            if pinned:
+                pin.touch(mode=FILE_MODE)
+                fsio.sync_directory(pin.parent)
+            else:
+                pin.unlink(missing_ok=True)
+        except FileNotFoundError:
+            raise NoCheckpoint(self.path_of(key)) from None
+
+    def remove(self, key: CheckpointKey) -> None:
+        trash = self.path / (
+            f".trash-g{key.generation:08d}-{key.directory_name}-{fsio.unique_suffix()}"
+        )
+        try:
+            self.path_of(key).rename(trash)
+        except FileNotFoundError:
+            return
+        fsio.reached("remove.renamed")
+        # Without this a crash could bring back the name without all of its files.
+        fsio.sync_directory(self.path)
+        fsio.delete_tree(trash, point="remove.entry")
+        fsio.reached("remove.deleted")
+
+    def sweep(self, generation: int) -> None:
+        for name in fsio.names_in(self.path):
+            leftover = _LEFTOVER.fullmatch(name)
+            if leftover is None or int(leftover[1]) > generation or name in self._live:
+                continue
+            fsio.reached("sweep.found")
+            fsio.delete_tree(self.path / name, point="sweep.entry")
+            fsio.reached("sweep.deleted")
+
+
+class DirectoryStaging:
+    """A checkpoint being written into a temporary directory of its generation."""
+
+    def __init__(self, tier: DirectoryTier, key: CheckpointKey) -> None:
+        self._tier = tier
+        self._key = key
+        step = f"step-{key.step:09d}"
+        self.path = tier.path / f".tmp-g{key.generation:08d}-{step}-{fsio.unique_suffix()}"
+        self._written: dict[str, ShardRecord] = {}
+
+    def __enter__(self) -> DirectoryStaging:
+        self._tier._live.add(self.path.name)
+        try:
+            fsio.make_directory(self._tier.path, mode=DIRECTORY_MODE)
+            self.path.mkdir(mode=DIRECTORY_MODE)
+            self.path.chmod(DIRECTORY_MODE)
+            fsio.reached("stage.created")
+        except BaseException:
+            self._discard()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._discard()
+
+    def _discard(self) -> None:
+        """After a commit there is nothing of this name left; what resists is swept later."""
+        with contextlib.suppress(OSError):
+            fsio.delete_tree(self.path)
+        self._tier._live.discard(self.path.name)
+
+    def write_shard(self, layout: ImageLayout, image: memoryview) -> ShardRecord:
+        """Write one file image; `image` is the file, header included, padded at most to a page."""
+        image = _checked_image(layout, image)
+        descriptor = fsio.create_file(self.path / layout.file_name, FILE_MODE)
+        try:
+            fsio.reached("shard.opened")
+            digests = self._write_chunks(descriptor, image)
+            fsio.reached("shard.written")
+            os.fsync(descriptor)
+            fsio.reached("shard.synced")
+        finally:
+            os.close(descriptor)
+        record = ShardRecord(layout.file_name, layout.size, self._tier.chunk, digests)
+        self._written[record.file] = record
+        return record
+
+    def _write_chunks(self, descriptor: int, image: memoryview) -> tuple[str, ...]:
+        digests = []
+        for start in range(0, len(image), self._tier.chunk):
+            chunk = image[start : start + self._tier.chunk]
+            digests.append(digest(chunk))
+            fsio.write_all(descriptor, chunk)
+            fsio.reached("shard.chunk")
+        return tuple(digests)
+
+    def commit(self, manifest: Manifest, guard: Callable[[], None]) -> Committed:
+        """Publish, or reuse what is there if it restores to the same state."""
+        self._check_complete(manifest)
+        while True:
+            newest = self._newest_revision()
+            if newest is not None and self._is_same(newest, manifest):
+                guard()
+                # The save that made it may have failed at exactly this step.
+                fsio.sync_directory(self._tier.path)
+                path = self._tier.path_of(newest)
+                return Committed(newest, path, _size_of(path, manifest), reused=True)
+            revision = 0 if newest is None else newest.revision + 1
+            numbered = replace(manifest, revision=revision)
+            data = numbered.to_bytes()
+            self._write_manifest(data)
+            if self._publish(numbered.key, data, guard):
+                path = self._tier.path_of(numbered.key)
+                return Committed(numbered.key, path, _size_of(path, numbered))
+
+    def _check_complete(self, manifest: Manifest) -> None:
+        named = (manifest.generation, manifest.step)
+        if named != (self._key.generation, self._key.step):
+            raise ValueError(f"staged {self._key}, but the manifest is for {manifest.key}")
+        if {record.file: record for record in manifest.shards} != self._written:
+            raise ValueError("the manifest names other shards than were written")
+
+    def _newest_revision(self) -> CheckpointKey | None:
+        named = (self._key.generation, self._key.step)
+        present = self._tier.keys()
+        return max((key for key in present if (key.generation, key.step) == named), default=None)
+
+    def _is_same(self, key: CheckpointKey, manifest: Manifest) -> bool:
+        """Only the newest revision counts, and only if its bytes are still what they were."""
+        try:
+            same = self._tier.manifest(key).same_content(manifest)
+        except CheckpointError:
+            return False
+        return same and not verify(self._tier.path_of(key))
+
+    def _write_manifest(self, data: bytes) -> None:
+        path = self.path / MANIFEST_NAME
+        path.unlink(missing_ok=True)
+        descriptor = fsio.create_file(path, FILE_MODE)
+        try:
+            fsio.reached("manifest.opened")
+            fsio.write_all(descriptor, memoryview(data))
+            fsio.reached("manifest.written")
+            os.fsync(descriptor)
+            fsio.reached("manifest.synced")
+        finally:
+            os.close(descriptor)
+
+    def _publish(self, key: CheckpointKey, manifest: bytes, guard: Callable[[], None]) -> bool:
+        """THE COMMIT POINT: before the rename no reader sees the checkpoint, after it every
+        reader does, and all of its bytes are on stable storage already. False if the name was
+        taken meanwhile.
+        """
+        fsio.sync_directory(self.path)
+        fsio.reached("commit.staged")
+        guard()
+        fsio.reached("commit.guarded")
+        try:
+            self.path.rename(self._tier.path_of(key))
+        except OSError as error:
+            if error.errno in _OCCUPIED:
+                return False
+            if not self._has_arrived(key, manifest):
+                raise
+        fsio.reached("commit.renamed")
+        fsio.sync_directory(self._tier.path)
+        fsio.reached("commit.durable")
+        return True
+
+    def _has_arrived(self, key: CheckpointKey, manifest: bytes) -> bool:
+        """NFS may repeat a rename whose answer was lost, and report that the source is gone."""
+        try:
+            return (self._tier.path_of(key) / MANIFEST_NAME).read_bytes() == manifest
+        except OSError:
+            return False
+
+
+def _checked_image(layout: ImageLayout, image: memoryview) -> memoryview:
+    """Exactly the file's bytes; a buffer padded to a whole page is cut."""
+    flat = image.cast("B") if image.format != "B" or image.ndim != 1 else image
+    if not layout.size <= len(flat) < layout.size + DATA_ALIGNMENT:
+        raise ValueError(f"{layout.file_name}: {len(flat)} bytes given, {layout.size} laid out")
+    if flat[: len(layout.header)] != layout.header:
+        raise ValueError(f"{layout.file_name}: the image does not begin with its header")
+    return flat[: layout.size]
+
+
+def _size_of(path: Path, manifest: Manifest) -> int:
+    return sum(record.size for record in manifest.shards) + (path / MANIFEST_NAME).stat().st_size

@@ -1,0 +1,99 @@
+"""Which checkpoints may go: a pure rule, and the careful hand that carries it out.
+
+Nothing here looks inside shards or decides when to run; the engine calls retain() after a
+commit, with the checkpoint it knows to be good.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import CheckpointError
+from ..rundir import CheckpointKey
+from ..settings import Best, Keep
+from .base import Tier
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What retention knows of one checkpoint."""
+
+    key: CheckpointKey
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    pinned: bool = False
+
+
+def surplus(
+    entries: Sequence[Entry],
+    keep: Keep,
+    *,
+    own_generation: int,
+    newest_verified: CheckpointKey,
+) -> list[CheckpointKey]:
+    """The checkpoints nothing asks to keep, oldest first.
+
+    Kept whatever `keep` says: pins, the newest verified checkpoint and everything newer, and
+    every generation above our own. What lies above the newest verified one may be broken, so it
+    counts neither among the newest N nor as the best.
+    """
+    counted = [entry for entry in entries if entry.key <= newest_verified]
+    candidates = sorted(entry.key for entry in counted)
+    kept = set(candidates[-keep.last :]) | {newest_verified}
+    kept |= {entry.key for entry in entries if entry.pinned}
+    if keep.every is not None:
+        kept |= {key for key in candidates if key.step % keep.every == 0}
+    if keep.best is not None:
+        kept |= _best(counted, keep.best)
+    return [key for key in candidates if key not in kept and key.generation <= own_generation]
+
+
+def _best(entries: Sequence[Entry], best: Best) -> set[CheckpointKey]:
+    """The one with the best value; equal values: the newest. NaN and no value never win."""
+    sign = -1.0 if best.mode == "min" else 1.0
+    scored = [
+        (sign * entry.metrics[best.metric], entry.key)
+        for entry in entries
+        if not math.isnan(entry.metrics.get(best.metric, math.nan))
+    ]
+    return {max(scored)[1]} if scored else set()
+
+
+def retain(
+    tier: Tier,
+    keep: Keep,
+    *,
+    generation: int,
+    newest_verified: CheckpointKey,
+    guard: Callable[[], None],
+) -> list[CheckpointKey]:
+    """Remove what is surplus and say what went; called only after a commit.
+
+    `guard` is asked before each removal and raises when a newer generation has taken over. If
+    the newest verified checkpoint is not in this tier, nothing is removed.
+    """
+    keys = tier.keys()
+    if newest_verified not in keys:
+        return []
+    entries = [_entry(tier, key, keep) for key in keys]
+    removed = []
+    for key in surplus(entries, keep, own_generation=generation, newest_verified=newest_verified):
+        guard()
+        if tier.pinned(key):  # pinned since the list was made
+            continue
+        tier.remove(key)
+        removed.append(key)
+    return removed
+
+
+def _entry(tier: Tier, key: CheckpointKey, keep: Keep) -> Entry:
+    """Manifests are opened only where a metric is asked for; a broken one has no metrics."""
+    metrics: Mapping[str, float] = {}
+    if keep.best is not None:
+        try:
+            metrics = tier.manifest(key).metrics
+        except CheckpointError:
+            metrics = {}
+    return Entry(key, metrics, tier.pinned(key))

@@ -1,0 +1,205 @@
+"""Durable file primitives."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hpc_ckpt
+from hpc_ckpt import fsio
+
+
+@pytest.fixture(autouse=True)
+def _no_observer_is_left() -> Iterator[None]:
+    yield
+    fsio.observe(None)
+
+
+def raise_at(point: str, error: BaseException) -> None:
+    def watch(reached: str) -> None:
+        if reached == point:
+            raise error
+
+    fsio.observe(watch)
+
+
+def test_write_atomic_replaces_the_whole_content(tmp_path: Path) -> None:
+    """The new content stands alone, and nothing else is left in the directory."""
+    target = tmp_path / "DONE"
+    fsio.write_atomic(target, b"a long first content")
+    fsio.write_atomic(target, b"short")
+    assert target.read_bytes() == b"short"
+    assert fsio.names_in(tmp_path) == ["DONE"]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077, 0o777])
+def test_write_atomic_gives_exactly_the_mode_asked_for(tmp_path: Path, umask: int) -> None:
+    """Private means private, and group-readable means that, whatever the user's umask."""
+    before = os.umask(umask)
+    try:
+        fsio.write_atomic(tmp_path / "private", b"")
+        fsio.write_atomic(tmp_path / "group", b"", mode=0o660)
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("private", "group")]
+    assert modes == [0o600, 0o660]
+
+
+@pytest.mark.parametrize("point", ["atomic.opened", "atomic.written", "atomic.synced"])
+def test_a_failed_write_atomic_changes_nothing(tmp_path: Path, point: str) -> None:
+    """If it raises, the old content is untouched and the temporary file is gone."""
+    target = tmp_path / "outcome"
+    fsio.write_atomic(target, b"old")
+    raise_at(point, OSError(errno.ENOSPC, "full"))
+    with pytest.raises(OSError, match="full"):
+        fsio.write_atomic(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert fsio.names_in(tmp_path) == ["outcome"]
+
+
+def test_bytes_are_durable_before_the_name_and_the_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsync file, rename, fsync directory: any other order can lose both contents."""
+    seen: list[str] = []
+    real = os.fsync
+
+    def recording(descriptor: int) -> None:
+        kind = "directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+        seen.append(f"sync {kind}")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    fsio.observe(seen.append)
+    fsio.write_atomic(tmp_path / "x", b"data")
+    assert seen == [
+        "atomic.opened",
+        "atomic.written",
+        "sync file",
+        "atomic.synced",
+        "atomic.renamed",
+        "sync directory",
+        "atomic.durable",
+    ]
+
+
+def test_write_all_goes_on_after_a_short_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """write(2) may take fewer bytes than it is given."""
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, view: real(fd, view[:3]))
+    descriptor = fsio.create_file(tmp_path / "x")
+    fsio.write_all(descriptor, memoryview(b"0123456789"))
+    os.close(descriptor)
+    assert (tmp_path / "x").read_bytes() == b"0123456789"
+
+
+def test_write_all_does_not_spin_when_nothing_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that takes no bytes and gives no error is an error."""
+    monkeypatch.setattr(os, "write", lambda fd, view: 0)
+    descriptor = fsio.create_file(tmp_path / "x")
+    with pytest.raises(OSError, match="accepted no bytes"):
+        fsio.write_all(descriptor, memoryview(b"data"))
+    os.close(descriptor)
+
+
+def test_write_all_counts_bytes_not_items(tmp_path: Path) -> None:
+    """A view of wider items is written whole."""
+    descriptor = fsio.create_file(tmp_path / "x")
+    fsio.write_all(descriptor, memoryview(b"01234567").cast("I"))
+    os.close(descriptor)
+    assert (tmp_path / "x").read_bytes() == b"01234567"
+
+
+def test_create_file_never_reuses_a_file(tmp_path: Path) -> None:
+    """What somebody else wrote is never overwritten in place."""
+    os.close(fsio.create_file(tmp_path / "x"))
+    with pytest.raises(FileExistsError):
+        fsio.create_file(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("number", "fatal"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)]
+)
+def test_sync_directory_forgives_only_a_missing_ability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, fatal: bool
+) -> None:
+    """Some file systems cannot sync a directory; a real error is never swallowed."""
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    if fatal:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            fsio.sync_directory(tmp_path)
+    else:
+        fsio.sync_directory(tmp_path)
+
+
+def test_make_directory_makes_and_syncs_every_missing_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint in a directory whose own name is lost in a crash is lost too."""
+    synced: list[Path] = []
+    monkeypatch.setattr(fsio, "sync_directory", lambda path: synced.append(Path(path)))
+    fsio.make_directory(tmp_path / "a" / "b")
+    assert {tmp_path, tmp_path / "a"} == set(synced)
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+    fsio.make_directory(tmp_path / "a" / "b")
+
+
+def test_delete_tree_removes_links_and_not_what_they_point_to(tmp_path: Path) -> None:
+    """A link in a directory that goes must not take its target with it."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_bytes(b"x")
+    doomed = tmp_path / "doomed"
+    (doomed / "inner").mkdir(parents=True)
+    (doomed / "inner" / "file").write_bytes(b"x")
+    (doomed / "link").symlink_to(tmp_path / "precious")
+    fsio.delete_tree(doomed)
+    fsio.delete_tree(doomed)
+    assert fsio.names_in(tmp_path) == ["precious"]
+    assert (tmp_path / "precious" / "file").read_bytes() == b"x"
+
+
+def test_names_in_a_missing_directory_are_none(tmp_path: Path) -> None:
+    """Reading tolerates concurrent removal."""
+    assert fsio.names_in(tmp_path / "gone") == []
+
+
+def test_observe_gives_back_the_observer_before_it() -> None:
+    """A test can put back what it replaced; without an observer nothing happens."""
+    seen: list[str] = []
+    assert fsio.observe(seen.append) is None
+    fsio.reached("shard.opened")
+    previous = fsio.observe(None)
+    fsio.reached("shard.written")
+    assert seen == ["shard.opened"]
+    assert previous is not None
+
+
+def test_kill_points_are_named_once() -> None:
+    """A name that stood for two moments could not be aimed at."""
+    assert len(set(fsio.KILL_POINTS)) == len(fsio.KILL_POINTS)
+
+
+def test_the_link_runner_can_import_it_without_site_packages() -> None:
+    """Standard library only: no third-party directory is on the path here."""
+    root = Path(hpc_ckpt.__file__).parents[1]
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); import hpc_ckpt.fsio, hpc_ckpt.rundir"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

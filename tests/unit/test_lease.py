@@ -1,0 +1,188 @@
+"""Leases: generations are unique and dense, holders are waited for, newer ones fence older."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpc_ckpt import lease
+from hpc_ckpt.errors import Fenced, RootError
+from hpc_ckpt.lease import Holder, Waiting
+from hpc_ckpt.rundir import RunDir
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.after: dict[float, Callable[[], None]] = {}
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for moment in sorted(self.after):
+            if moment <= self.now:
+                self.after.pop(moment)()
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    directory = RunDir(tmp_path / "run")
+    directory.create()
+    return directory
+
+
+def waiting(clock: Clock, alive: bool | None, limit_s: float = 60.0) -> tuple[Waiting, list[float]]:
+    asked: list[float] = []
+
+    def probe(holder: Holder) -> bool | None:
+        asked.append(clock.now)
+        return alive
+
+    return Waiting(probe=probe, limit_s=limit_s, sleep=clock.sleep, clock=clock), asked
+
+
+def take(rundir: RunDir, alive: bool | None = False) -> lease.Lease:
+    return lease.acquire(rundir, Holder.here(), waiting(Clock(), alive)[0])
+
+
+def test_generations_count_up_from_one(rundir: RunDir) -> None:
+    """Link number = generation: it grows by one with every attempt."""
+    taken = [take(rundir).generation for _ in range(3)]
+    assert [1, 2, 3] == taken
+    assert [1, 2, 3] == lease.generations(rundir)
+
+
+def test_a_newer_generation_fences_an_older_one(rundir: RunDir) -> None:
+    """Every commit looks at the lease."""
+    old = take(rundir)
+    old.check()
+    take(rundir)
+    with pytest.raises(Fenced, match="generation 1 was overtaken by generation 2"):
+        old.check()
+
+
+def test_a_released_holder_is_not_waited_for_nor_asked_about(rundir: RunDir) -> None:
+    """A link that gave back its lease costs the next one nothing."""
+    take(rundir).release()
+    clock = Clock()
+    wait, asked = waiting(clock, alive=True)
+    assert 2 == lease.acquire(rundir, Holder.here(), wait).generation
+    assert (0.0, []) == (clock.now, asked)
+
+
+def test_a_living_holder_is_waited_for_until_it_releases(rundir: RunDir) -> None:
+    """Its final save must not be thrown away."""
+    first = take(rundir)
+    clock = Clock()
+    clock.after[12.0] = first.release
+    wait, asked = waiting(clock, alive=True)
+    assert 2 == lease.acquire(rundir, Holder.here(), wait).generation
+    assert 12.0 == clock.now
+    assert [0.0] == asked
+
+
+def test_the_wait_is_bounded_and_the_scheduler_rarely_asked(rundir: RunDir) -> None:
+    """A holder that never answers is overtaken; it is fenced from then on."""
+    first = take(rundir)
+    clock = Clock()
+    wait, asked = waiting(clock, alive=True, limit_s=65.0)
+    assert 2 == lease.acquire(rundir, Holder.here(), wait).generation
+    assert 65.0 == pytest.approx(clock.now)
+    assert [0.0, 30.0, 60.0] == asked
+    with pytest.raises(Fenced):
+        first.check()
+
+
+@pytest.mark.parametrize(("alive", "waited"), [(False, 0.0), (None, 65.0)])
+def test_a_dead_holder_costs_nothing_an_unknown_one_the_whole_wait(
+    rundir: RunDir, alive: bool | None, waited: float
+) -> None:
+    """No answer is not an answer."""
+    take(rundir)
+    clock = Clock()
+    wait, _ = waiting(clock, alive=alive, limit_s=65.0)
+    lease.acquire(rundir, Holder.here(), wait)
+    assert waited == pytest.approx(clock.now)
+
+
+def test_no_claim_is_left_behind(rundir: RunDir) -> None:
+    """lease/ holds generations and releases, nothing else."""
+    take(rundir).release()
+    assert {"00000001", "00000001.released"} == {path.name for path in rundir.lease.iterdir()}
+
+
+def _take_many(root: Path, count: int, taken: "multiprocessing.Queue[int]") -> None:
+    for _ in range(count):
+        held = take(RunDir(root))
+        taken.put(held.generation)
+        held.release()
+
+
+def test_eight_processes_never_share_a_generation(rundir: RunDir) -> None:
+    """link(2) decides: unique, dense, monotone."""
+    context = multiprocessing.get_context("spawn")
+    taken: multiprocessing.Queue[int] = context.Queue()
+    workers = [context.Process(target=_take_many, args=(rundir.root, 10, taken)) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    seen = sorted(taken.get(timeout=60) for _ in range(80))
+    for worker in workers:
+        worker.join()
+    assert list(range(1, 81)) == seen
+
+
+def test_a_process_is_known_by_pid_boot_and_start(rundir: RunDir) -> None:
+    """A reused pid is somebody else."""
+    me = Holder.here()
+    assert lease.alive_here(me) is True
+    assert lease.alive_here(Holder(**{**vars(me), "started": me.started + 1})) is False
+    assert lease.alive_here(Holder(**{**vars(me), "boot": "another"})) is False
+    assert lease.alive_here(Holder(**{**vars(me), "host": "elsewhere"})) is None
+
+
+def test_a_killed_process_does_not_hold_a_root(rundir: RunDir) -> None:
+    """After SIGKILL the same command simply goes on."""
+    script = (
+        "import sys, os, signal; from hpc_ckpt import lease; from hpc_ckpt.rundir import RunDir\n"
+        "lease.acquire_standalone(RunDir(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(rundir.root)], check=False)
+    assert 2 == lease.acquire_standalone(rundir).generation
+
+
+def test_two_living_processes_cannot_share_a_root(rundir: RunDir) -> None:
+    """The second is told who has it and what to do."""
+    lease.acquire_standalone(rundir)
+    with pytest.raises(RootError, match=f"in use by process {os.getpid()} .*choose another root"):
+        lease.acquire_standalone(rundir)
+
+
+def test_a_root_of_a_submitted_chain_is_not_taken_by_hand(rundir: RunDir) -> None:
+    """It would fence the link that may be running on another host."""
+    holder = Holder(job="812_3", host="another-host", pid=1, boot="b", started=1.0)
+    lease.acquire(rundir, holder, waiting(Clock(), False)[0])
+    with pytest.raises(RootError, match=r"job 812_3.*hpc-ckpt stop"):
+        lease.acquire_standalone(rundir)
+
+
+def test_a_damaged_lease_file_still_counts_as_a_generation(rundir: RunDir) -> None:
+    """Its number fences; only its holder is unknown."""
+    (rundir.lease / "00000004").write_text("{broken")
+    assert lease.holder_of(rundir, 4) is None
+    assert 5 == take(rundir).generation
+
+
+def test_an_unwritable_root_is_the_users_error(tmp_path: Path) -> None:
+    """What, where, and exit code 2."""
+    rundir = RunDir(tmp_path / "never-made")
+    with pytest.raises(RootError, match="cannot take a lease") as caught:
+        take(rundir)
+    assert 2 == caught.value.exit_code

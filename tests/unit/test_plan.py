@@ -1,0 +1,322 @@
+"""Planning: how many links, how long, with which directives, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_ckpt import __version__, settings
+from hpc_ckpt.chain.activation import Activation, Kind, active
+from hpc_ckpt.chain.plan import Plan, chain_record, plan_chain
+from hpc_ckpt.chain.profile import Profile
+from hpc_ckpt.chain.spec import Spec
+from hpc_ckpt.errors import SpecError
+
+CWD = Path("/home/u/project")
+VENV = Activation(Kind.VENV, "/home/u/venv")
+LAB: dict[str, Any] = {
+    "cluster": "lab",
+    "partitions": {
+        "gpu": {"max_time": "8h", "gpus": ["a100"]},
+        "cpu": {"max_time": "2h", "gpus": []},
+        "low": {"max_time": "24h", "preempt": {"mode": "requeue", "grace": "120s"}},
+    },
+}
+LOCAL = {"cluster": "local", "backend": "local", "signal": {"lead": "0s"}}
+
+
+def both(profile: dict[str, Any], **keys: Any) -> tuple[Spec, Profile]:
+    spec = Spec.model_validate({"command": "python train.py", "root": "/runs/train", **keys})
+    return spec, Profile.model_validate(profile)
+
+
+def plan(profile: dict[str, Any] = LAB, /, **keys: Any) -> Plan:
+    return plan_chain(*both(profile, **keys), cwd=CWD, activations=[VENV])
+
+
+def refusal(profile: dict[str, Any] = LAB, /, **keys: Any) -> str:
+    with pytest.raises(SpecError) as caught:
+        plan(profile, **keys)
+    return str(caught.value)
+
+
+def directives(made: Plan) -> dict[str, str | None]:
+    return {directive.name: directive.value for directive in made.directives}
+
+
+# ── how long ──────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("profile", "partition", "expected_h"),
+    [
+        (LAB, "gpu", 8),
+        (LAB, "low", 8),
+        (LAB, "gpu,cpu", 2),
+        (LAB, "", 8),
+        ({"cluster": "unknown"}, "any", 8),
+        (LOCAL, "gpu", 1),
+    ],
+)
+def test_a_link_is_as_long_as_its_partition_allows(
+    profile: dict[str, Any], partition: str, expected_h: float
+) -> None:
+    """The tightest of several partitions counts; no default is longer than 8 hours."""
+    assert expected_h * 3600 == plan(profile, partition=partition).link_s
+
+
+def test_a_link_longer_than_the_partition_allows_is_refused() -> None:
+    """Slurm would leave it pending for ever; both times are said."""
+    expected = "chain.link_time: 10h is more than partition 'gpu' allows (8h)"
+    assert expected == refusal(partition="low,gpu", chain={"link_time": "10h"})
+    assert 8 * 3600 == plan(partition="gpu", chain={"link_time": "8:00:00"}).link_s
+
+
+def test_a_link_hardly_longer_than_its_warning_is_refused() -> None:
+    """2 × (lead + 60 s): shorter ones are warned as they start. The smallest that works is said."""
+    said = refusal(chain={"link_time": "479s"})
+    assert "7m 59s is too short for a warning 180s before the end; at least 8m" in said
+    assert 480 == plan(chain={"link_time": "8 min"}).link_s
+
+
+def test_a_local_link_may_be_of_any_length() -> None:
+    """No scheduler rounds or warns early there."""
+    assert 0.5 == plan(LOCAL, chain={"link_time": "500ms"}).link_s
+
+
+# ── how many ──────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("partition", "chain", "expected"),
+    [
+        ("gpu", {}, 10),
+        ("gpu", {"max_links": 3}, 3),
+        ("gpu", {"total_time": "1h"}, 2),
+        ("gpu", {"total_time": "72h"}, 11),
+        ("gpu", {"total_time": "72h", "max_links": 40}, 11),
+        ("gpu", {"total_time": "72h", "max_links": 4}, 4),
+        ("gpu,low", {"total_time": "72h", "max_links": 40}, 20),
+        ("gpu", {"total_time": "10000 weeks"}, 1000),
+    ],
+)
+def test_links_are_what_the_work_needs_and_some_to_spare(
+    partition: str, chain: dict[str, Any], expected: int
+) -> None:
+    """ceil(total / (link − lead − 60 s)), a tenth more, twice as many where links are preempted."""
+    made = plan(partition=partition, chain=chain)
+    assert (expected, f"1-{expected}%1") == (made.links, made.array.replace("1%1", "1-1%1")
+        if expected == 1 else made.array)  # fmt: skip
+
+
+def test_a_local_chain_loses_no_time_to_warnings() -> None:
+    """Ten hours in links of one hour are ten links and one to spare."""
+    assert 11 == plan(LOCAL, chain={"total_time": "10h"}).links
+
+
+def test_too_few_links_for_the_work_are_noted() -> None:
+    """The user's limit is kept, and its consequence said."""
+    notes = plan(partition="gpu", chain={"total_time": "72h", "max_links": 4}).notes
+    assert ("4 links give 1d 7h 44m of work, less than total_time; submit again then",) == notes
+
+
+# ── where ─────────────────────────────────────────────────────────────────────────────────
+def test_an_unknown_partition_is_refused_with_the_known_ones() -> None:
+    """And with the place where one can be added; a profile that lists none knows none."""
+    said = refusal(partition="gpuu")
+    assert "knows no partition 'gpuu'; known: cpu, gpu, low." in said
+    assert said.endswith("~/.config/hpc_ckpt/clusters/lab.yaml")
+    assert "any" == directives(plan({"cluster": "unknown"}, partition="any"))["--partition"]
+
+
+def test_gpus_that_a_partition_does_not_have_are_refused() -> None:
+    """Where the profile says which there are."""
+    assert "resources.gpus: partition 'cpu' has no GPUs" == refusal(
+        partition="cpu", resources={"gpus": 1}
+    )
+    assert "resources.gpus: partition 'gpu' has no 'h100' GPUs; known: a100" == refusal(
+        partition="gpu", resources={"gpus": "h100:1"}
+    )
+    assert "gpu:h100:2" == directives(plan(partition="low", resources={"gpus": "h100:2"}))["--gres"]
+
+
+# ── directives ────────────────────────────────────────────────────────────────────────────
+def test_the_directives_of_a_plain_chain() -> None:
+    """The verified shape; what was not asked for is left to Slurm."""
+    expected = {
+        "--job-name": "train",
+        "--array": "1-10%1",
+        "--time": "08:00:00",
+        "--nodes": "1",
+        "--ntasks": "1",
+        "--cpus-per-task": "1",
+        "--signal": "B:USR1@180",
+        "--open-mode": "append",
+        "--output": "/runs/train/logs/slurm-%A_%a.log",
+        "--export": "NONE",
+        "--chdir": "/home/u/project",
+        "--requeue": None,
+    }
+    assert expected == directives(plan({"cluster": "unknown"}))
+
+
+def test_what_was_asked_for_becomes_a_directive() -> None:
+    """Names and units as Slurm wants them."""
+    made = directives(
+        plan(
+            partition="gpu,low",
+            account="lab",
+            qos="high",
+            constraint="ib&cascadelake",
+            resources={"gpus": 2, "cpus": 8, "memory": "32G"},
+            chain={"link_time": "90 min"},
+        )
+    )
+    assert ("gpu,low", "lab", "high", "ib&cascadelake", "gpu:2", "8", "32768M", "01:30:00") == (
+        *(made[f"--{n}"] for n in ("partition", "account", "qos", "constraint", "gres")),
+        *(made[f"--{n}"] for n in ("cpus-per-task", "mem", "time")),
+    )
+
+
+def test_memory_zero_means_all_of_the_node() -> None:
+    """Slurm's own meaning of --mem=0."""
+    assert "0" == directives(plan(resources={"memory": "0"}))["--mem"]
+
+
+def test_a_profile_adds_skips_and_forbids_requeueing() -> None:
+    """extra is written as it is, skip leaves ours out, requeue: false says so to Slurm."""
+    site = {"extra": ["--comment='a b'"], "skip": ["--mem", "--chdir"]}
+    made = plan(
+        {**LAB, "directives": site, "chain": {"requeue": False}}, resources={"memory": "1G"}
+    )
+    names = set(directives(made))
+    assert (("--comment='a b'",), False, False, True, False) == (
+        made.extra,
+        "--mem" in names,
+        "--chdir" in names,
+        "--no-requeue" in names,
+        "--requeue" in names,
+    )
+
+
+def test_percent_signs_of_a_root_are_not_slurms() -> None:
+    """Slurm expands % in a log's name; a backslash there cannot be written at all."""
+    assert "/r/50%%/logs/slurm-%A_%a.log" == directives(plan(root="/r/50%"))["--output"]
+    assert "contains a backslash" in refusal(root="/r/a\\b")
+    assert Path("/r/a\\b") == plan(LOCAL, root="/r/a\\b").root
+
+
+def test_the_local_runner_has_no_directives_and_no_set_up() -> None:
+    """It runs in the environment of the submission itself."""
+    made = plan(LOCAL)
+    assert ((), (), ()) == (made.directives, made.modules, made.activations)
+
+
+# ── set-up ────────────────────────────────────────────────────────────────────────────────
+def test_a_prologue_replaces_the_activation_and_modules_do_not() -> None:
+    """Whoever writes a prologue activates there; modules are only loaded first."""
+    modules = plan({**LAB, "environment": {"modules": ["cuda"]}})
+    prologue = plan({**LAB, "environment": {"prologue": "conda activate x\n"}})
+    assert (("cuda",), (VENV,)) == (modules.modules, modules.activations)
+    assert ("conda activate x", ()) == (prologue.prologue, prologue.activations)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ()),
+        ({"VIRTUAL_ENV": "/v"}, (Activation(Kind.VENV, "/v"),)),
+        ({"CONDA_PREFIX": "/c", "CONDA_EXE": "/x/conda"},
+         (Activation(Kind.CONDA, "/c", "/x/conda"),)),
+        ({"CONDA_PREFIX": "/c", "MAMBA_EXE": "/x/mm"},
+         (Activation(Kind.MICROMAMBA, "/c", "/x/mm"),)),
+        ({"CONDA_PREFIX": "/c", "VIRTUAL_ENV": "/v"},
+         (Activation(Kind.PREFIX, "/c"), Activation(Kind.VENV, "/v"))),
+    ],
+)  # fmt: skip
+def test_the_active_environment_is_recognised(
+    environ: dict[str, str], expected: tuple[Activation, ...]
+) -> None:
+    """Conda first: a virtual environment lies on top of it."""
+    assert expected == active(environ, exists=lambda path: path == "/v/bin/activate")
+
+
+def test_a_stale_virtual_environment_is_found_at_submission() -> None:
+    """Not hours later, on the node."""
+    with pytest.raises(SpecError, match="VIRTUAL_ENV: /gone has no bin/activate"):
+        active({"VIRTUAL_ENV": "/gone"}, exists=lambda path: False)
+
+
+# ── words ─────────────────────────────────────────────────────────────────────────────────
+def test_a_plan_can_be_read() -> None:
+    """What is submitted, how long, how often it saves, what it keeps, where, at which level."""
+    made = plan(
+        partition="gpu,low",
+        chain={"total_time": "72h", "max_links": 40},
+        checkpoint={"keep": {"every": 1000, "best": "accuracy"}},
+    )
+    expected = [
+        "chain     train on lab, partition gpu,low",
+        "root      /runs/train",
+        "links     at most 20 of 8h each, one at a time (6d 16h in all)",
+        "work      3d asked for",
+        "level     model: the command is expected to use hpc_ckpt.Checkpointer,"
+        " or to exit 75 when saved",
+        "policy    auto, which means every 10 min in this version",
+        "keep      the newest 3, every 1000th step, the best by accuracy (max)",
+        "set-up    activate /home/u/venv",
+        "note      links on low can be preempted (requeue, 120s to save)",
+    ]
+    assert expected == made.describe()
+
+
+def test_a_local_plan_says_what_it_does_not_use() -> None:
+    """The same spec runs on both; nobody should think the partition counts here."""
+    lines = plan(LOCAL, partition="gpu").describe()
+    assert "chain     train on this machine (no Slurm)" == lines[0]
+    assert "note      partition is not used on this machine" == lines[-1]
+
+
+# ── chain.json ────────────────────────────────────────────────────────────────────────────
+def test_the_record_of_a_chain() -> None:
+    """Everything a link must know, as JSON, with durations as they were written."""
+    spec, profile = both(
+        LAB, partition="gpu", chain={"total_time": "72:00:00"}, resources={"cpus": 8}
+    )
+    made = plan_chain(spec, profile, cwd=CWD)
+    code = {"git": "abc", "dirty": False}
+    record = chain_record(spec, profile, made, chain="some-uuid", created=1.5, code=code)
+    assert record == json.loads(json.dumps(record))
+    assert {
+        "format_version": 1,
+        "chain": "some-uuid",
+        "name": "train",
+        "created": 1.5,
+        "version": __version__,
+        "command": "python train.py",
+        "argv": ["bash", "-c", "python train.py"],
+        "cwd": "/home/u/project",
+        "threads": 8,
+        "backend": "slurm",
+        "code": code,
+        "after_generation": 0,
+        "jobs": [],
+    } == {key: value for key, value in record.items() if key not in ("spec", "profile")}
+    assert {"total_time": "72:00:00", "link_time": "8h", "max_links": 11} == record["spec"]["chain"]
+    assert ("USR1", "30s") == (record["profile"]["signal"]["name"], record["profile"]["kill_wait"])
+
+
+def test_the_runtime_reads_its_settings_from_the_record(tmp_path: Path) -> None:
+    """The other side of the party wall: policy, retention and signal arrive as asked for."""
+    spec, profile = both(
+        {"cluster": "lab", "signal": {"name": "USR2"}},
+        checkpoint={"policy": "every 7 steps", "keep": {"last": 2, "best": "loss"}},
+    )
+    record = chain_record(spec, profile, plan_chain(spec, profile, cwd=CWD), chain="x", created=0.0)
+    (tmp_path / "chain.json").write_text(json.dumps(record))
+    resolved = settings.resolve(file=tmp_path / "chain.json", environ={})
+    assert ("every 7 steps", 2, "loss", "SIGUSR2") == (
+        str(resolved.policy),
+        resolved.keep.last,
+        resolved.keep.best and resolved.keep.best.metric,
+        resolved.signal.name,
+    )

@@ -1,0 +1,111 @@
+"""The site's profile: what each key means and what is refused; the profiles that are shipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from hpc_ckpt import resources
+from hpc_ckpt.chain.layers import load
+from hpc_ckpt.chain.profile import Backend, Profile
+
+
+def profile(**keys: Any) -> Profile:
+    return Profile.model_validate({"cluster": "lab", **keys})
+
+
+def refusal(**keys: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        profile(**keys)
+    return str(caught.value.errors()[0]["msg"]).removeprefix("Value error, ")
+
+
+def test_a_name_is_enough() -> None:
+    """A cluster nobody has described: Slurm's own defaults and a careful warning."""
+    default = profile()
+    assert (Backend.SLURM, {}, "USR1", "180s", "30s", True) == (
+        default.backend,
+        default.partitions,
+        default.signal.name,
+        default.signal.lead,
+        default.kill_wait,
+        default.chain.requeue,
+    )
+
+
+@pytest.mark.parametrize("written", ["USR2", "SIGUSR2", "usr2"])
+def test_the_signal_is_written_as_people_do(written: str) -> None:
+    """With or without SIG; one spelling inside."""
+    assert "USR2" == profile(signal={"name": written}).signal.name
+
+
+@pytest.mark.parametrize("name", ["TERM", "KILL", "INT", "NOPE", "CHLD"])
+def test_only_the_user_signals_may_warn(name: str) -> None:
+    """TERM always means the end; others are the shell's or the launcher's."""
+    assert refusal(signal={"name": name}).endswith("write USR1 or USR2")
+
+
+def test_a_lead_must_fit_slurms_counter() -> None:
+    """--signal counts to 65535; zero is allowed."""
+    assert "at most 65535 seconds" == refusal(signal={"lead": "1d"})
+    assert "0s" == profile(signal={"lead": "0s"}).signal.lead
+
+
+def test_a_partition_may_be_named_only() -> None:
+    """`gpu:` with nothing after it: it exists, its limits are not known."""
+    partition = profile(partitions={"gpu": None}).partitions["gpu"]
+    assert (None, None, None) == (partition.max_time, partition.gpus, partition.preempt)
+
+
+def test_no_gpus_differs_from_unknown_gpus() -> None:
+    """An empty list is a statement."""
+    assert () == profile(partitions={"cpu": {"gpus": []}}).partitions["cpu"].gpus
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"chain": {"strategy": "afterany"}},
+         "'afterany' is not available in this version; write array"),
+        ({"directives": {"extra": ["constraint=ib"]}},
+         "'constraint=ib' must begin with '--', as in --constraint=ib"),
+        ({"directives": {"extra": ["--comment=a\nb"]}},
+         "must be one line without control characters"),
+        ({"directives": {"extra": ["--array=1-9"]}},
+         "'--array=1-9': the chain itself sets --array"),
+        ({"directives": {"skip": ["--signal"]}},
+         "'--signal' cannot be left out: the chain depends on it"),
+        ({"environment": {"modules": ["a; rm -rf x"]}}, "'a; rm -rf x' must be one word"),
+    ],
+)  # fmt: skip
+def test_what_would_break_a_chain_is_refused(keys: dict[str, Any], expected: str) -> None:
+    """The administrator hears of it, not every user."""
+    assert expected == refusal(**keys)
+
+
+def test_a_directive_that_is_never_written_cannot_be_skipped() -> None:
+    """A misspelt entry would silently skip nothing."""
+    assert refusal(directives={"skip": ["--memory"]}).startswith("'--memory' is never written")
+
+
+@pytest.mark.parametrize("key", ["storage", "failures", "tools"])
+def test_sections_that_are_not_built_are_refused(key: str) -> None:
+    """Never ignored."""
+    assert "Extra inputs are not permitted" == refusal(**{key: {}})
+
+
+@pytest.mark.parametrize("path", sorted(resources.folder("clusters").glob("*.yaml")), ids=str)
+def test_shipped_profiles_are_valid(path: Path, tmp_path: Path) -> None:
+    """Each is read by its name, and is about the cluster it is named after."""
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    loaded = load({"command": "x"}, profile=path.stem, cwd=tmp_path, environ=environ)
+    assert path.stem == loaded.profile.cluster
+
+
+def test_the_shipped_local_profile_has_no_slurm(tmp_path: Path) -> None:
+    """And needs no lead: the runner ends a link to the second."""
+    loaded = load({"command": "x"}, cwd=tmp_path, environ={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert (Backend.LOCAL, "0s") == (loaded.profile.backend, loaded.profile.signal.lead)
