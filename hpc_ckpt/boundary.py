@@ -95,7 +95,9 @@ class Boundary:
             # Once per busy period: the next boundary asks again.
             self._skipping = True
             reason = f"the last save is still under way ({answer.reason})"
-            parts.session.events.emit(Event.SAVE_SKIPPED, step=place.step, reason=reason)
+            parts.session.events.emit(
+                Event.SAVE_SKIPPED, flush=False, step=place.step, reason=reason
+            )
 
     def _progress(self, place: Place) -> Progress:
         parts = self._parts
@@ -105,8 +107,8 @@ class Boundary:
             saved_step=parts.engine.snapshot_step,
             saved_s=parts.engine.snapshot_s,
             step_s=parts.meter.step_s,
-            stall_s=parts.meter.stall_per_save_s,
-            save_s=parts.meter.save_s,
+            stall_s=parts.engine.stall_s,
+            save_s=parts.engine.save_s(),
             loss=parts.metrics.loss,
         )
 
@@ -146,6 +148,7 @@ class Boundary:
         loss = parts.metrics.loss
         parts.session.events.emit(
             Event.PROGRESS,
+            flush=False,  # the lookout writes it: a hung file system must not stop training
             step=place.step,
             epoch=place.epoch,
             training_s=round(parts.meter.training_s, 6),
@@ -171,6 +174,7 @@ class Boundary:
             epoch=place.epoch,
             reason=reason,
             metrics=parts.metrics.read(self._metrics_after),
+            training_s=parts.meter.training_s,
         )
         return parts.engine.save(lambda: parts.capture(place), about, requested)
 
@@ -182,7 +186,10 @@ class Boundary:
         self._ending_now = True
         try:
             parts.engine.wait()
-            self._decide(self.save(place, reason), reason)
+            if parts.engine.fenced is None:
+                self._decide(self.save(place, reason), reason)
+            else:
+                parts.ending.latch(_fenced(parts.engine.fenced))
         finally:
             self._ending_now = False
         parts.ending.raise_here()
@@ -261,6 +268,7 @@ class Boundary:
         after all has the last word.
         """
         parts, around = self._parts, self.surroundings()
+        parts.session.events.flush()
         reason = parts.triggers.overdue(around)
         if reason is None or parts.ending.latched:
             return

@@ -13,16 +13,18 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from . import testing
 from .ending import Ending
 from .engine.persist import Pending
 from .engine.restore import Restored
+from .engine.shelf import best, latest, load
 from .errors import LinkEnded, SpecError, UserError
 from .policy.base import Policy
 from .running import Running, Wishes
 from .session import enter
 from .settings import Keep
-from .shelf import best, latest, load
 from .state.data import untracked
 from .state.registry import Registry
 
@@ -59,9 +61,10 @@ class Checkpointer:
         self._root = root
         self._call = {"policy": policy, "keep": keep}
         self._settings = settings
-        self._wishes = Wishes(
-            registry=Registry(**tracked), seed=seed, strict=strict, strict_restore=strict_restore
-        )
+        self._seed = seed
+        self._strict = strict
+        self._strict_restore = strict_restore
+        self._registry = Registry(tracked)
         self._running: Running | None = None
         self._left: Running | None = None
 
@@ -75,7 +78,13 @@ class Checkpointer:
                 self._root, call=self._call, settings=self._settings, environ=os.environ
             )
             undo.callback(session.close)
-            self._running = Running(session, self._wishes, undo)
+            wishes = Wishes(
+                registry=self._registry,
+                seed=torch.initial_seed() if self._seed is None else self._seed,
+                strict=self._strict,
+                strict_restore=self._strict_restore,
+            )
+            self._running = Running(session, wishes, undo)
             undo.pop_all()
         return self
 

@@ -56,6 +56,7 @@ class EventLog:
         self.path = path
         self._clock = clock
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._waiting: list[str] = []
 
     def emit(self, event: Event, *, flush: bool = True, **fields: Any) -> None:
@@ -63,18 +64,22 @@ class EventLog:
         record = {"time": round(self._clock(), 3), "event": event.value, **fields}
         with self._lock:
             self._waiting.append(json.dumps(record, default=str))
-            if flush:
-                self._write()
+        if flush:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits. A file system that hangs here holds up only others that write."""
+        with self._writing:
+            with self._lock:
+                lines, self._waiting = self._waiting, []
+            if lines:
+                self._write(lines)
 
     def close(self) -> None:
-        with self._lock:
-            self._write()
+        self.flush()
 
-    def _write(self) -> None:
-        if not self._waiting:
-            return
-        data = ("\n".join(self._waiting) + "\n").encode()
-        self._waiting.clear()
+    def _write(self, lines: list[str]) -> None:
+        data = ("\n".join(lines) + "\n").encode()
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError:

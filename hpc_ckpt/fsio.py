@@ -142,6 +142,7 @@ def make_directory(path: str | os.PathLike[str], *, mode: int = 0o700) -> None:
     missing = [place for place in (target, *target.parents) if not place.exists()]
     for place in reversed(missing):
         place.mkdir(mode=mode, exist_ok=True)
+        place.chmod(mode)
     for place in (target, *missing[1:]):
         # A parent that may be passed through but not read (mode 711) is the site's to keep.
         with contextlib.suppress(PermissionError):

@@ -122,7 +122,8 @@ class Lookout:
             try:
                 self.look()
                 after_look()
-            except Exception:  # noqa: BLE001 - a dead lookout would let the link be killed unsaved
+            except Exception:
+                # Without a lookout the link would be killed unsaved.
                 log.exception("the lookout failed; it goes on")
                 self._stopped.wait(LOOK_EVERY_S)
 

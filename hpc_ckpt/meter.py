@@ -15,26 +15,20 @@ from typing import SupportsFloat
 from .errors import UserError
 
 RECENT_STEPS = 50
-RECENT_SAVES = 8
 
 
 class Meter:
     """Splits time into training and stall, and remembers the recent past."""
 
-    def __init__(self, now_s: float, *, known_save_s: float | None = None) -> None:
+    def __init__(self, now_s: float) -> None:
         self.training_s = 0.0
         """Seconds of this process between step boundaries that were not stall."""
         self.stall_s = 0.0
         self._since_s = now_s
         self._step_began_s = 0.0
         self._steps: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._stalls: deque[float] = deque(maxlen=RECENT_SAVES)
-        self._saves: deque[float] = deque(maxlen=RECENT_SAVES)
-        # Plain numbers, renewed by the thread that measures: the lookout reads them meanwhile.
         self.slowest_step_s = 0.0
-        self.stall_per_save_s: float | None = None
-        self.save_s = known_save_s
-        """The slowest recent save; until one was made here, that of the chain's last link."""
+        """Of the recent ones; a plain number, for the lookout thread reads it meanwhile."""
 
     # ── time ──────────────────────────────────────────────────────────────────────────────
     def pause(self, now_s: float) -> None:
@@ -52,13 +46,6 @@ class Meter:
         self._steps.append(self.training_s - self._step_began_s)
         self._step_began_s = self.training_s
         self.slowest_step_s = max(self._steps)
-
-    def saved(self, *, stall_s: float, save_s: float) -> None:
-        """A save was committed, or failed after this long."""
-        self._stalls.append(stall_s)
-        self._saves.append(save_s)
-        self.stall_per_save_s = max(self._stalls)
-        self.save_s = max(self._saves)
 
     @property
     def step_s(self) -> float | None:

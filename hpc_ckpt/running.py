@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from signal import SIGTERM
 from typing import Any
 
-import torch
-
 from .boundary import Boundary, Parts, Place
 from .ending import Ending
 from .engine import restore, snapshot
-from .engine.engine import Engine, Publisher, one_line, versions
+from .engine.engine import Engine, Publisher, one_line
 from .engine.restore import Restored
+from .engine.stepped import StepWatch
 from .errors import LinkEnded
 from .events import Event
-from .format.manifest import Manifest
+from .format.verify import OpenCheckpoint
 from .lookout import Lookout
 from .meter import Meter, Metrics
 from .rundir import Result
@@ -34,7 +33,6 @@ from .signals import SignalWatch
 from .state import rng
 from .state.data import DataState
 from .state.registry import Registry
-from .stepped import StepWatch
 from .tiers.base import Tier
 from .tiers.directory import DirectoryTier
 from .triggers import Triggers
@@ -47,7 +45,7 @@ class Wishes:
     """What the program asked for, besides the settings."""
 
     registry: Registry
-    seed: int | None
+    seed: int
     strict: bool
     strict_restore: bool
 
@@ -67,14 +65,14 @@ class Running:
         self.told_to_stop: str | None = None
         """poll() said so and no step() has come since."""
         self._stepped_here = False
+        self._given_up = False
         self._rng: Mapping[str, Any] | None = None
         self._was_done = session.rundir.done() is not None
         # Before the restore, which may take minutes: a signal then is kept for the first step.
         self._signals = SignalWatch((SIGTERM, session.settings.signal))
         self._signals.install()
         undo.callback(self._signals.remove)
-        seed = torch.initial_seed() if wishes.seed is None else wishes.seed
-        self.data = DataState(seed)
+        self.data = DataState(wishes.seed)
         self.stepped = StepWatch(wishes.registry.optimizers())
         undo.callback(self.stepped.close)
         self.metrics = Metrics()
@@ -86,8 +84,7 @@ class Running:
 
     def _build(self, tier: Tier, entered_s: float) -> None:
         session = self.session
-        known = known_save_s(session.rundir, session.generation)
-        self.meter = Meter(time.monotonic(), known_save_s=known)
+        self.meter = Meter(time.monotonic())
         publisher = Publisher(
             chain=session.chain,
             lease=session.lease,
@@ -95,7 +92,12 @@ class Running:
             keep=session.settings.keep,
             events=session.events,
         )
-        self.engine = Engine(publisher, self.meter, restored=self._restored_key, step=self.step)
+        self.engine = Engine(
+            publisher,
+            restored=self._restored_key,
+            step=self.step,
+            known_save_s=known_save_s(session.rundir, session.generation),
+        )
         self._lookout = Lookout(session.places, self._signals)
         self._lookout.look()
         self.triggers = Triggers(
@@ -155,8 +157,9 @@ class Running:
             return
         manifest = found.checkpoint.manifest
         self._restored_key = manifest.key
-        _compare_machines(manifest)
-        self._put_back(restore.state_of(found.checkpoint))
+        for difference in restore.differences(manifest):
+            _warn(difference)
+        self._put_back(found.checkpoint)
         self.restored = Restored(
             step=manifest.step,
             epoch=manifest.epoch,
@@ -175,8 +178,12 @@ class Running:
         )
         log.info("restored %s", found.checkpoint.path)
 
-    def _put_back(self, state: Mapping[str, Any]) -> None:
-        self._wishes.registry.restore(state["tracked"], strict=self._wishes.strict_restore)
+    def _put_back(self, checkpoint: OpenCheckpoint) -> None:
+        registry, strict = self._wishes.registry, self._wishes.strict_restore
+        state = restore.state_of(checkpoint, like={"tracked": registry.templates()})
+        passed = registry.restore(state["tracked"], strict=strict, path=checkpoint.path)
+        if passed:
+            _warn(f"{checkpoint.path} does not fit the tracked objects: {'; '.join(passed)}")
         self.data.load_state_dict(state["data"])
         self.step = int(state["progress"]["step"])
         # Last: whatever loads state may draw random numbers.
@@ -241,7 +248,7 @@ class Running:
 
     def _leave_with(self, error: BaseException, patience_s: float) -> None:
         """What is under way is still committed; the exception goes on its way."""
-        self.engine.wait(self._patience(patience_s))
+        self._given_up = not self.engine.wait(self._patience(patience_s))
         newest = self.engine.newest
         if self.engine.fenced is not None:
             return
@@ -259,7 +266,7 @@ class Running:
     def close(self, patience_s: float) -> None:
         """Threads, hooks and signals; nothing of ours is left in the process."""
         self.meter.pause(time.monotonic())
-        if not self.engine.close(self._patience(patience_s)):
+        if not self.engine.close(0.0 if self._given_up else self._patience(patience_s)):
             log.warning("left a save behind that did not end in %g s", patience_s)
         self._lookout.stop()
         self._signals.remove()
@@ -273,22 +280,6 @@ class Running:
             complete=self.session.rundir.done() is not None,
         )
         self.session.close()
-
-
-def _compare_machines(manifest: Manifest) -> None:
-    """Another thread count or torch release adds up in another order."""
-    threads, here = torch.get_num_threads(), versions()
-    if manifest.threads != threads:
-        _warn(
-            f"saved with {manifest.threads} threads, running with {threads}: results may differ "
-            f"in the last bits; set OMP_NUM_THREADS={manifest.threads}"
-        )
-    saved = manifest.versions.get("torch", "an unknown version")
-    if saved != here["torch"]:
-        _warn(
-            f"saved with torch {saved}, running with torch {here['torch']}: results may differ "
-            "in the last bits"
-        )
 
 
 def _warn(message: str) -> None:

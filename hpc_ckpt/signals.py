@@ -21,8 +21,6 @@ from typing import Any
 log = logging.getLogger("hpc_ckpt")
 
 _OFF = -1
-_active: SignalWatch | None = None
-_fork_rule_set = False
 
 
 class SignalWatch:
@@ -72,7 +70,6 @@ class SignalWatch:
     # ── from install to remove ────────────────────────────────────────────────────────────
     def install(self) -> bool:
         """False, with a log line, where Python allows no signal callbacks."""
-        global _active
         if threading.current_thread() is not threading.main_thread():
             log.warning(
                 "not in the main thread: signals are left alone; the notice file still works"
@@ -85,13 +82,11 @@ class SignalWatch:
         self._previous_wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         for number in self.signals:
             self._previous[number] = signal.signal(number, self._on_signal)
-        _active = self
-        _set_fork_rule()
+        _fork_rule.watch(self)
         return True
 
     def remove(self) -> None:
         """Put everything back as it was before install()."""
-        global _active
         if self._ends is None or os.getpid() != self._pid:
             return
         if threading.current_thread() is threading.main_thread():
@@ -99,7 +94,7 @@ class SignalWatch:
                 # None: it was installed by C code, and cannot be put back from here.
                 signal.signal(number, signal.SIG_DFL if previous is None else previous)
             signal.set_wakeup_fd(self._previous_wakeup)
-        _active = None
+        _fork_rule.active = None
         ends, self._ends = self._ends, None
         for end in ends:
             os.close(end)
@@ -107,36 +102,39 @@ class SignalWatch:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
             # A child forked behind Python's back: not ours to save.
-            _make_harmless(self, number)
+            _fork_rule.active = self
+            _fork_rule.after_in_child()
+            if number == signal.SIGTERM:
+                os.kill(os.getpid(), number)
             return
         self._called.append((self._clock(), signal.Signals(number).name))
 
 
-def _set_fork_rule() -> None:
-    """Once per process: such a rule cannot be taken back."""
-    global _fork_rule_set
-    if not _fork_rule_set:
-        os.register_at_fork(after_in_child=_after_in_child)
-        _fork_rule_set = True
+class _ForkRule:
+    """What forked children do with our signals. Such a rule cannot be taken back, so one is set
+    per process and does nothing while no watch is installed."""
+
+    def __init__(self) -> None:
+        self.active: SignalWatch | None = None
+        self._set = False
+
+    def watch(self, watch: SignalWatch) -> None:
+        self.active = watch
+        if not self._set:
+            os.register_at_fork(after_in_child=self.after_in_child)
+            self._set = True
+
+    def after_in_child(self) -> None:
+        watch, self.active = self.active, None
+        if watch is None:
+            return
+        signal.set_wakeup_fd(_OFF)
+        for number in watch.signals:
+            default = number == signal.SIGTERM
+            signal.signal(number, signal.SIG_DFL if default else signal.SIG_IGN)
 
 
-def _after_in_child() -> None:
-    global _active
-    watch, _active = _active, None
-    if watch is None:
-        return
-    signal.set_wakeup_fd(_OFF)
-    for number in watch.signals:
-        default = number == signal.SIGTERM
-        signal.signal(number, signal.SIG_DFL if default else signal.SIG_IGN)
-
-
-def _make_harmless(watch: SignalWatch, number: int) -> None:
-    global _active
-    _active = watch
-    _after_in_child()
-    if number == signal.SIGTERM:
-        os.kill(os.getpid(), number)
+_fork_rule = _ForkRule()
 
 
 def _write_quietly(descriptor: int, data: bytes) -> None:

@@ -187,7 +187,10 @@ class LinkRunner:
         known = self._deadline
         self._ask_once(number.name)
         shortened = self._deadline is None or known is None or self._deadline < known - 1.0
-        if number == signal.SIGTERM or shortened:
+        if number == signal.SIGTERM:
+            self._give_notice(number.name)
+        elif shortened:
+            self._cause = self._cause or Cause.TIME_LIMIT
             self._give_notice(number.name)
         else:
             self._backstop_pending = True

@@ -17,7 +17,6 @@ from .. import __version__
 from ..errors import SpecError
 from ..settings import DEFAULT_POLICY, parse_keep
 from ..units import (
-    format_array,
     format_duration,
     parse_duration,
     parse_size,
@@ -107,7 +106,7 @@ def plan_chain(
     links, notes = _links(spec, profile, partitions, link_s)
     slurm = profile.backend is Backend.SLURM
     prologue = (profile.environment.prologue or "").strip("\n") or None
-    array = format_array(list(range(1, links + 1)), 1)
+    array = f"1-{links}%1"
     return Plan(
         backend=profile.backend,
         cluster=profile.cluster,

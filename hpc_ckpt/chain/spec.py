@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, PlainValidator, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ..errors import SpecError
 from ..settings import parse_keep, parse_policy
@@ -44,10 +44,10 @@ def _command(value: object) -> Command:
 def _gpus(value: object) -> int | str:
     """A number, or the type and a number as Slurm writes it: a100:2."""
     shown = text(value).strip()
-    match = re.fullmatch(r"(?:([A-Za-z][\w.-]*)(?::|$))?(\d+)?", shown, re.ASCII)
-    if match is None or not shown:
+    match = re.fullmatch(r"([A-Za-z][\w.-]*)(?::(\d+))?|(\d+)", shown, re.ASCII)
+    if match is None:
         raise ValueError(f"{shown!r} is not a number of GPUs; write 2, or a100:2")
-    count = 1 if match[2] is None else int(match[2])
+    count = int(match[2] or match[3] or 1)
     return f"{match[1]}:{count}" if match[1] and count else count
 
 
@@ -85,7 +85,7 @@ def _policy(value: object) -> str:
 
 class Resources(Section):
     nodes: Count = 1
-    gpus: Annotated[int | str, PlainValidator(_gpus)] = 0
+    gpus: Annotated[int | str, BeforeValidator(_gpus)] = 0
     cpus: Count = 1
     memory: Memory | None = None
 
@@ -147,7 +147,7 @@ class Spec(Section):
     not_available: ClassVar[tuple[str, ...]] = ("tiers", "members", "overhead")
 
     name: Annotated[str, BeforeValidator(_name)]
-    command: Annotated[Command, PlainValidator(_command)]
+    command: Annotated[Command, BeforeValidator(_command)]
     root: Annotated[str, BeforeValidator(_root)]
     partition: Words = ()
     account: Line | None = None

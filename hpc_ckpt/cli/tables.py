@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -27,7 +28,8 @@ _STATE_STYLE = {
 
 
 def console() -> Console:
-    return Console(highlight=False)
+    """Wide where nobody looks at it: a file or a pipe must get whole lines."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 def chain_table(status: ChainStatus) -> Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,7 +21,6 @@ from ..errors import Fenced
 from ..events import Event, EventLog
 from ..format.manifest import Manifest, ShardRecord
 from ..lease import Lease
-from ..meter import Meter
 from ..rundir import CheckpointKey
 from ..settings import Keep
 from ..tiers.base import Committed, Tier
@@ -29,6 +29,8 @@ from .persist import Pending, Worker, persist
 from .snapshot import ImageBuffer, Snapshot
 
 log = logging.getLogger("hpc_ckpt")
+
+RECENT_SAVES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class About:
     epoch: int
     reason: str
     metrics: dict[str, float] = field(default_factory=dict)
+    training_s: float = 0.0
+    """Seconds of training in this process that the checkpoint protects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +68,34 @@ class _Order:
     stall_s: float
 
 
+class SaveTimes:
+    """The slowest of the recent saves; until one was made here, that of the chain's last link."""
+
+    def __init__(self, known_save_s: float | None = None) -> None:
+        self.stall_s: float | None = None
+        self.save_s = known_save_s
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_SAVES)
+
+    def add(self, *, stall_s: float, save_s: float) -> None:
+        self._recent.append((stall_s, save_s))
+        self.stall_s = max(stall for stall, _ in self._recent)
+        self.save_s = max(save for _, save in self._recent)
+
+
 class Engine:
     """Owns the image buffer, the persist thread and the record of what was committed."""
 
     def __init__(
         self,
         publisher: Publisher,
-        meter: Meter,
         *,
         restored: CheckpointKey | None = None,
         step: int = 0,
+        known_save_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._publisher = publisher
-        self._meter = meter
+        self._times = SaveTimes(known_save_s)
         self._clock = clock
         self._buffer = ImageBuffer()
         self._worker = Worker("hpc-ckpt-persist")
@@ -106,10 +124,15 @@ class Engine:
 
     def save_s(self) -> float | None:
         """The slowest recent save, or the one under way if that takes longer."""
-        began, known = self._began_s, self._meter.save_s
+        began, known = self._began_s, self._times.save_s
         if began is None:
             return known
         return max(self._clock() - began, known or 0.0)
+
+    @property
+    def stall_s(self) -> float | None:
+        """Seconds training waited for the slowest recent save."""
+        return self._times.stall_s
 
     def take_failure(self) -> Exception | None:
         """The error of a background save that nobody has been told of yet."""
@@ -136,7 +159,7 @@ class Engine:
             Event.SAVE_STARTED,
             step=about.step,
             reason=about.reason,
-            training_s=round(self._meter.training_s, 6),
+            training_s=round(about.training_s, 6),
         )
         try:
             snapshot = self._buffer.take(capture())
@@ -185,7 +208,7 @@ class Engine:
             publisher.lease.check,
         )
         save_s = self._clock() - order.began_s
-        self._meter.saved(stall_s=order.stall_s, save_s=save_s)
+        self._times.add(stall_s=order.stall_s, save_s=save_s)
         self.committed, self._newest, self._began_s = committed, committed.key, None
         publisher.events.emit(
             Event.COMMITTED,
@@ -194,7 +217,7 @@ class Engine:
             bytes=committed.size,
             stall_s=round(order.stall_s, 6),
             save_s=round(save_s, 6),
-            training_s=round(self._meter.training_s, 6),
+            training_s=round(about.training_s, 6),
             reused=committed.reused,
         )
         log.info("committed %s (%s)", committed.key.directory_name, about.reason)
@@ -228,7 +251,7 @@ class Engine:
             self._publisher.events.emit(Event.FENCED, newer=error.newer)
         else:
             # How long it took to fail says how long the next attempt may take.
-            self._meter.saved(stall_s=0.0, save_s=self._clock() - began_s)
+            self._times.add(stall_s=0.0, save_s=self._clock() - began_s)
             self._publisher.events.emit(Event.SAVE_FAILED, step=pending.step, error=one_line(error))
             self._failure = (pending, error)
             self.failed_at_s = time.time()

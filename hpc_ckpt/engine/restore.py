@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from ..format.defects import Defect, DefectKind
+from ..format.manifest import Manifest
 from ..format.verify import OpenCheckpoint
 from ..rundir import CheckpointKey
 from ..state.tree import decode
@@ -84,7 +87,7 @@ def newest(tier: Tier) -> Found:
 def _newest_first(tier: Tier) -> Iterator[CheckpointKey]:
     """Every key once, looking again when the list is used up: a writer may have moved on."""
     tried: set[CheckpointKey] = set()
-    while fresh := [key for key in tier.keys() if key not in tried]:
+    while fresh := [key for key in tier.keys() if key not in tried]:  # noqa: SIM118 - not a dict
         tried.add(fresh[-1])
         yield fresh[-1]
 
@@ -101,6 +104,28 @@ def _why(error: CheckpointError | OSError) -> str:
     return str(error)
 
 
-def state_of(checkpoint: OpenCheckpoint, *, map_location: Any = None) -> Any:
-    """The state tree as it was saved; tensors own their memory."""
-    return decode(checkpoint.manifest.tree, checkpoint.leaf, map_location=map_location)
+def state_of(checkpoint: OpenCheckpoint, *, like: object = None, map_location: Any = None) -> Any:
+    """The state tree as it was saved; tensors own their memory.
+
+    `like` is the program's present state of the same form, where there is one: it knows the
+    classes and devices that a checkpoint only names.
+    """
+    return decode(checkpoint.manifest.tree, checkpoint.leaf, like=like, map_location=map_location)
+
+
+def differences(manifest: Manifest) -> list[str]:
+    """What may change the last bits: another thread count or torch release adds up otherwise."""
+    threads, here = torch.get_num_threads(), str(torch.__version__)
+    found = []
+    if manifest.threads != threads:
+        found.append(
+            f"saved with {manifest.threads} threads, running with {threads}: results may differ "
+            f"in the last bits; set OMP_NUM_THREADS={manifest.threads}"
+        )
+    saved = manifest.versions.get("torch", "of an unknown version")
+    if saved != here:
+        found.append(
+            f"saved with torch {saved}, running with torch {here}: results may differ in the "
+            "last bits"
+        )
+    return found

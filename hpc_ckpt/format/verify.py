@@ -23,7 +23,15 @@ from .defects import Defect, DefectKind
 from .image import StoredLeaf, header_length, read_header
 from .manifest import MANIFEST_CAP, Manifest, ShardRecord, digest
 
-__all__ = ["PIN_NAME", "Defect", "DefectKind", "OpenCheckpoint", "open_verified", "verify"]
+__all__ = [
+    "PIN_NAME",
+    "Defect",
+    "DefectKind",
+    "OpenCheckpoint",
+    "open_verified",
+    "read_manifest",
+    "verify",
+]
 
 PIN_NAME = "PIN"
 """A file of this name keeps a checkpoint from retention; its content means nothing."""

@@ -69,10 +69,10 @@ def encode_array(value: Array, path: str, book: LeafBook) -> Node:
 
 def encode_scalar(value: np.generic, path: str) -> Node:
     descr = describe(value.dtype, path)
-    scalar = {"dtype": descr, "data": base64_of(value.tobytes())}
-    if type(_scalar(value.dtype, value.tobytes())) is not type(value):
+    data = value.tobytes()[: value.dtype.itemsize]  # empty text gives a byte too many
+    if type(_scalar(value.dtype, data)) is not type(value):
         refuse(value, path)
-    return {"$scalar": scalar}
+    return {"$scalar": {"dtype": descr, "data": base64_of(data)}}
 
 
 def describe(dtype: np.dtype[Any], path: str) -> Node:
@@ -130,7 +130,8 @@ class ArrayReader:
         except (ValueError, TypeError, OverflowError, MemoryError) as error:
             raise broken(path, f"numpy refuses it: {error}") from None
         if "order" in fields:
-            return np.asfortranarray(_owned(value, data))
+            fortran: Array = value.copy(order="F")
+            return fortran
         return value if not self._copy and not data.readonly else _owned(value, data)
 
 
@@ -142,7 +143,8 @@ def _owned(value: Array, data: memoryview) -> Array:
 
 
 def _allocated(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    return np.ndarray(shape, dtype)  # np.empty() would widen a text of no characters
+    array: Array = np.ndarray(shape, dtype)  # np.empty() would widen a text of no characters
+    return array
 
 
 def decode_scalar(node: Node, path: str) -> object:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -198,11 +199,12 @@ class Batches:
         self._stopped = stopped
         self._resumed = resumed
         self._start = position.used if position is not None else 0
+        self._is_over = position is None or position.exhausted
         self._taken = False
 
     def __len__(self) -> int:
         """Batches of this pass that were left when it was taken up."""
-        if self._position is None or (self._resumed is not None and self._position.exhausted):
+        if self._is_over:
             return 0
         return max(0, len(index_sampler(self._loader)) - self._start)  # type: ignore[arg-type]  # samplers without a length raise TypeError, as in torch
 
@@ -224,7 +226,7 @@ class Batches:
             self._resumed()
         while not self._stopped():
             self._refuse_if_overtaken(position)
-            with rng.preserved():
+            with self._at_home():
                 batch = next(source, _END)
             if batch is _END:
                 position.finish()
@@ -233,6 +235,10 @@ class Batches:
             yield batch
             del batch  # else this one is still held while the next is fetched
         self._state.close()
+
+    def _at_home(self) -> AbstractContextManager[None]:
+        """Without workers this process reads and collates, and must draw as a worker would."""
+        return rng.preserved() if self._loader.num_workers == 0 else nullcontext()
 
     def _open(self, position: Position) -> Iterator[Any]:
         if position.exhausted:
@@ -280,7 +286,7 @@ def _followable(loader: object) -> DataLoader[Any]:
         raise _refused(f"{kind} is not a torch DataLoader")
     if isinstance(loader.dataset, IterableDataset):
         raise _refused(f"{kind} reads {type(loader.dataset).__qualname__}, an IterableDataset")
-    if isinstance(loader.dataset, MapDataPipe) or "DataPipe" in type(loader.dataset).__name__:
+    if isinstance(loader.dataset, MapDataPipe):
         raise _refused(f"{kind} reads {type(loader.dataset).__qualname__}, a data pipe")
     if not iterates_as_torch_does(loader):
         raise _refused(f"{kind} changes how a DataLoader iterates")

@@ -59,7 +59,7 @@ class Tagged(NamedTuple):
 class Order(Iterator[Tagged]):
     """The index lists of one pass, drawn from a private course of random numbers.
 
-    Only to be used inside rng.preserved(): it leaves the host courses where its own are.
+    Neither the host's courses nor the generators of the loader are moved by it.
     """
 
     def __init__(self, loader: DataLoader[Any], tag: Tag, *, skip: int) -> None:
@@ -72,8 +72,7 @@ class Order(Iterator[Tagged]):
             torch.Generator(device=g.device).manual_seed(rng.seed_of(*course, place)).get_state()
             for place, g in enumerate(self._generators)
         ]
-        rng.seed_all(*course)
-        self._host = rng.host_state()
+        self._host = None if _draw_from_torch_only(loader) else rng.host_state_of(*course)
         self._source: Iterator[Any] = self._privately(lambda: _begin(loader, tag.epoch))
         self._privately(lambda: deque(islice(self._source, skip), maxlen=0))
 
@@ -83,17 +82,25 @@ class Order(Iterator[Tagged]):
         return Tagged(self._tag._replace(number=number), indices)
 
     def _privately(self, draw: Callable[[], Any]) -> Any:
+        if self._host is None:
+            return self._with_own_generators(draw)
+        with rng.preserved():
+            rng.set_host_state(self._host)
+            try:
+                return self._with_own_generators(draw)
+            finally:
+                self._host = rng.host_state()
+
+    def _with_own_generators(self, draw: Callable[[], Any]) -> Any:
         theirs = [generator.get_state() for generator in self._generators]
-        rng.set_host_state(self._host)
-        self._swap_generators(self._own)
+        self._set_generators(self._own)
         try:
             return draw()
         finally:
-            self._host = rng.host_state()
             self._own = [generator.get_state() for generator in self._generators]
-            self._swap_generators(theirs)
+            self._set_generators(theirs)
 
-    def _swap_generators(self, states: list[torch.Tensor]) -> None:
+    def _set_generators(self, states: list[torch.Tensor]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
 
@@ -104,13 +111,26 @@ def index_sampler(loader: DataLoader[Any]) -> Iterable[Any]:
 
 
 def _samplers(loader: DataLoader[Any]) -> list[Any]:
-    found = [loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None), loader.sampler]
-    return list({id(sampler): sampler for sampler in found if sampler is not None}.values())
+    """The samplers that have a part in the order; one may draw from another."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [loader.batch_sampler, loader.sampler]
+    while waiting:
+        sampler = waiting.pop(0)
+        if sampler is not None and id(sampler) not in found:
+            found[id(sampler)] = sampler
+            waiting.append(getattr(sampler, "sampler", None))
+    return list(found.values())
+
+
+def _draw_from_torch_only(loader: DataLoader[Any]) -> bool:
+    """True for torch's own samplers: three courses need not be swapped at every batch."""
+    return all(type(each).__module__.startswith("torch.utils.data") for each in _samplers(loader))
 
 
 def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     owned = [getattr(owner, "generator", None) for owner in (loader, *_samplers(loader))]
-    return list({id(g): g for g in owned if isinstance(g, torch.Generator)}.values())
+    known = [torch.default_generator, *(g for g in owned if isinstance(g, torch.Generator))]
+    return list({id(generator): generator for generator in known}.values())
 
 
 def _begin(loader: DataLoader[Any], epoch: int) -> Iterator[Any]:

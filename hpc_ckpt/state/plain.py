@@ -273,7 +273,7 @@ def _encode_zone(zone: tzinfo | None, path: str) -> Node:
         return {"offset": [offset.days, offset.seconds, offset.microseconds], "name": name}
     if type(zone) is ZoneInfo and zone.key is not None:
         return {"key": zone.key}
-    raise UnsupportedState(path, f"a time zone of type {_kind(zone)}; use a datetime.timezone")
+    raise UnsupportedState(path, f"a time zone of type {kind_of(zone)}; use a datetime.timezone")
 
 
 def _decode_zone(node: Node, path: str) -> tzinfo | None:
@@ -299,7 +299,7 @@ def _made(path: str, make: Callable[[], _T]) -> _T:
 
 
 # ── tables ────────────────────────────────────────────────────────────────────────────────
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
     kind = type(value)
     return (
         kind.__qualname__
@@ -311,7 +311,7 @@ def _kind(value: object) -> str:
 def refuse(value: object, path: str) -> NoReturn:
     raise UnsupportedState(
         path,
-        f"a {_kind(value)} cannot be saved without pickle; give it "
+        f"a {kind_of(value)} cannot be saved without pickle; give it "
         "state_dict()/load_state_dict() or keep it out of the tracked state",
     )
 

@@ -51,6 +51,13 @@ def host_state() -> HostState:
     )
 
 
+def host_state_of(*parts: int | str) -> HostState:
+    """The host courses as seed_all(*parts) would start them; they are not moved."""
+    with preserved():
+        seed_all(*parts)
+        return host_state()
+
+
 def set_host_state(state: HostState) -> None:
     """Make the three host courses go on from 'state'."""
     random.setstate(state[0])

@@ -136,7 +136,8 @@ class Decoder:
         return tuple(self._items(body, like, path, depth))
 
     def _slice(self, body: Node, like: object, path: str, depth: int) -> slice:
-        return slice(*self._items(sequence(body, path, 3), like, path, depth))
+        parts = (like.start, like.stop, like.step) if isinstance(like, slice) else None
+        return slice(*self._items(sequence(body, path, 3), parts, path, depth))
 
     def _pairs(self, body: Node, like: object, path: str, depth: int) -> dict[Any, Any]:
         classes = _Classes(like) if isinstance(like, dict) else None

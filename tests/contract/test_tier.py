@@ -126,9 +126,10 @@ def test_open_reads_each_byte_once(tier: DirectoryTier, monkeypatch: pytest.Monk
     assert sum(counts) == committed.size
 
 
-def test_directories_and_files_are_private(tier: DirectoryTier) -> None:
+@pytest.mark.parametrize("umask", [0o000, 0o177])
+def test_directories_and_files_are_private(tier: DirectoryTier, umask: int) -> None:
     """0700 and 0600, whatever the umask."""
-    before = os.umask(0)
+    before = os.umask(umask)
     try:
         committed = make_checkpoint(tier, KEY, LEAVES)
         tier.pin(KEY)
@@ -372,7 +373,7 @@ def test_a_real_short_file_is_an_error_and_not_a_checkpoint(tier: DirectoryTier)
 
 
 def test_a_failed_sync_after_the_rename_is_told_and_mended_by_the_next_save(
-    tier: DirectoryTier,
+    tier: DirectoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint is visible but perhaps not durable: the caller must not believe it is."""
 
@@ -383,9 +384,13 @@ def test_a_failed_sync_after_the_rename_is_told_and_mended_by_the_next_save(
     fsio.observe(fail)
     with pytest.raises(OSError, match="cannot sync"):
         make_checkpoint(tier, KEY, LEAVES)
-    fsio.observe(None)
     assert tier.verify(KEY) == []
+    synced: list[Path] = []
+    real = fsio.sync_directory
+    monkeypatch.setattr(fsio, "sync_directory", lambda path: (synced.append(path), real(path)))
+    fsio.observe(None)
     assert make_checkpoint(tier, KEY, LEAVES).reused
+    assert synced[-1] == tier.path
 
 
 # ── concurrent removal ────────────────────────────────────────────────────────────────────
@@ -445,6 +450,18 @@ def test_a_removed_checkpoint_vanishes_before_its_files_go(tier: DirectoryTier) 
     tier.remove(KEY)
     assert {point for point, _ in seen} == {"remove.renamed", "remove.entry", "remove.deleted"}
     assert all(keys == [] for _, keys in seen)
+
+
+def test_the_new_name_is_durable_before_the_first_file_goes(
+    tier: DirectoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a crash could bring back the old name with half of its files."""
+    make_checkpoint(tier, KEY, LEAVES)
+    seen: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append("sync"))
+    fsio.observe(seen.append)
+    tier.remove(KEY)
+    assert seen[:3] == ["remove.renamed", "sync", "remove.entry"]
 
 
 def test_sweep_takes_leftovers_up_to_its_generation(tier: DirectoryTier) -> None:

@@ -30,7 +30,7 @@ FIRST, SECOND = "rank-00000.safetensors", "rank-00000.1.safetensors"
 def checkpoint(tmp_path: Path) -> Path:
     """Three shards of which two are equally large, several chunks each, no zero pages."""
     noise = random.Random(1)
-    leaves = [PlainLeaf(f"layer.{n:02}.weight", noise.randbytes(500)) for n in range(100)]
+    leaves = [PlainLeaf(f"layer.{n:03}.weight", noise.randbytes(500)) for n in range(130)]
     tier = DirectoryTier(tmp_path, chunk=CHUNK)
     tree = [{"~": "tensor", "leaf": leaf.name} for leaf in leaves]
     path = make_checkpoint(
@@ -39,7 +39,7 @@ def checkpoint(tmp_path: Path) -> Path:
         leaves,
         header_cap=PAGE,
         tree={"model": tree, "tied": {"~": "tensor", "leaf": "tied"}},
-        aliases={"tied": "layer.00.weight"},
+        aliases={"tied": "layer.000.weight"},
         metrics={"loss": 0.25},
         parent="step-000000020-g00000001",
     ).path
@@ -344,7 +344,7 @@ def test_a_pin_is_not_a_stray_file(checkpoint: Path) -> None:
         ({"tied": "tied"}, DefectKind.LEAF_MISSING),
         ({}, DefectKind.LEAF_MISSING),
         (
-            {"tied": "layer.00.weight", "layer.01.weight": "layer.00.weight"},
+            {"tied": "layer.000.weight", "layer.001.weight": "layer.000.weight"},
             DefectKind.LEAF_DUPLICATE,
         ),
     ],

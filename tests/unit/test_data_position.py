@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+)
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 from hpc_ckpt.errors import UnsupportedLoader, UserError
 from hpc_ckpt.state import rng
@@ -31,6 +39,13 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, index: int) -> int:
         return index
+
+
+class Both(Numbers):
+    """Reads one index or several."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return torch.as_tensor(index)
 
 
 class Noise(Numbers):
@@ -264,6 +279,31 @@ def test_reading_leaves_the_main_process_alone(shuffle: bool) -> None:
     assert torch.equal(owned, generator.get_state())
 
 
+class Drawn(Sampler[int]):
+    """Draws from Python's course, hidden inside a sampler of torch."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(12), 12))
+
+
+@pytest.mark.parametrize("form", ["in the loader's", "in the user's", "as a sampler"])
+def test_a_sampler_inside_torchs_own_is_followed(form: str) -> None:
+    """Its order is that of the pass, whatever it draws from, and it moves nothing."""
+    inner: Any = BatchSampler(Drawn(), 3, drop_last=False)
+    options: dict[str, Any] = {
+        "in the loader's": {"sampler": Drawn()},
+        "in the user's": {"batch_sampler": inner, "batch_size": 1},
+        "as a sampler": {"sampler": inner, "batch_size": None},
+    }[form]
+    source = DataLoader(Both(), **{"batch_size": 3, **options})
+    state = rng.capture()
+    expected = ambient()
+    rng.restore(state)
+    first = read(DataState(seed=1), source)
+    assert expected == ambient()
+    assert first == read(DataState(seed=1), source)
+
+
 def test_untracked_reading_leaves_the_main_process_alone() -> None:
     """Evaluation may come and go between two checkpoints; its own batches still differ."""
     state = rng.capture()
@@ -310,6 +350,7 @@ class Sharded(DataLoader[Any]):
     [
         (lambda: DataLoader(Stream()), "reads Stream, an IterableDataset"),
         (lambda: Sharded(Numbers()), "Sharded changes how a DataLoader iterates"),
+        (lambda: DataLoader(SequenceWrapper([1])), "a data pipe"),
         (lambda: [1, 2, 3], "builtins.list is not a torch DataLoader"),
         (lambda: iter([1]), "list_iterator is not a torch DataLoader"),
     ],

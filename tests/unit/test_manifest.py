@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import xxhash
 
 from hpc_ckpt.errors import ManifestError
 from hpc_ckpt.format.defects import Defect, DefectKind
+from hpc_ckpt.format.image import ITEM_BITS
 from hpc_ckpt.format.manifest import CHUNK, Manifest, ShardRecord, digest
 from hpc_ckpt.rundir import CheckpointKey
 from hpc_ckpt.testing import plain_manifest
@@ -268,3 +270,20 @@ def test_chunks_are_sixteen_mebibytes() -> None:
     """A contract: readers of other versions count chunks by the manifest, people by this."""
     assert CHUNK == 16 * 1024**2
     assert digest(b"") == "99aa06d3014798d86001c324468d497f"
+
+
+def test_the_example_in_the_documentation_is_a_manifest() -> None:
+    """docs/format.md shows real bytes, digest included."""
+    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+    block = text.partition("manifest-example")[2].partition("```json\n")[2].partition("```")[0]
+    manifest = Manifest.from_bytes(block.encode())
+    assert manifest.key == CheckpointKey(7, 12000)
+    assert manifest.metrics["best"] == math.inf
+    assert manifest.to_bytes() == block.encode()
+
+
+def test_the_documentation_names_every_defect_and_every_dtype() -> None:
+    """A reader written from the page alone must know them all."""
+    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+    words = {kind.value for kind in DefectKind} | set(ITEM_BITS) | set(KEYS)
+    assert sorted(word for word in words if f"`{word}`" not in text) == []

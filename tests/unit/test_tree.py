@@ -265,7 +265,13 @@ def test_the_deepest_allowed_state_round_trips() -> None:
     for level in range(32):
         shared = [deep]
         deep = collections.OrderedDict({(level,): shared, "again": shared})
-    assert deep == through_json(deep)
+    back = through_json(deep)
+    for level in reversed(range(32)):  # step by step: '==' would visit 2^32 paths
+        assert isinstance(back, collections.OrderedDict)
+        assert [(level,), "again"] == list(back)
+        assert back["again"] is back[level,]
+        [back] = back["again"]
+    assert 1 == back
 
 
 # ── refusals ──────────────────────────────────────────────────────────────────────────────

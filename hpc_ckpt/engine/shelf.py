@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .engine.restore import state_of
-from .errors import CheckpointError, NoCheckpoint, SpecError
-from .format.verify import open_verified
-from .rundir import CheckpointKey, RunDir
-from .tiers.directory import DirectoryTier
+from ..errors import CheckpointError, NoCheckpoint, SpecError
+from ..format.verify import open_verified
+from ..rundir import CheckpointKey, RunDir
+from ..tiers.directory import DirectoryTier
+from .restore import state_of
 
 
 def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
@@ -50,7 +50,7 @@ def _tier(root: str | os.PathLike[str]) -> DirectoryTier:
 
 
 def _values(tier: DirectoryTier, metric: str) -> Iterable[tuple[CheckpointKey, float]]:
-    for key in tier.keys():
+    for key in tier.keys():  # noqa: SIM118 - a tier is not a dict
         try:
             value = tier.manifest(key).metrics.get(metric, math.nan)
         except CheckpointError:  # broken: it could not be loaded either

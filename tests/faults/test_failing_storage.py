@@ -1,0 +1,289 @@
+"""Failure is normal: full disk, quota, storage that hangs. Training goes on and says so."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_ckpt import Checkpointer, LinkEnded, events, fsio
+from hpc_ckpt.errors import NoCheckpoint
+from hpc_ckpt.events import Event
+from hpc_ckpt.rundir import Done, Outcome, Result, RunDir
+from hpc_ckpt.testing import FaultyTier
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    for name in list(os.environ):
+        if name.startswith("HPC_CKPT"):
+            monkeypatch.delenv(name)
+    return RunDir(tmp_path / "run")
+
+
+@pytest.fixture
+def tier(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> FaultyTier:
+    """The run's own tier, made to fail on demand."""
+    faulty = FaultyTier(rundir.checkpoints)
+    monkeypatch.setattr("hpc_ckpt.running.DirectoryTier", lambda _path: faulty)
+    return faulty
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Storage that hangs at the first byte of a shard until the event is set."""
+    opened = threading.Event()
+    fsio.observe(lambda point: opened.wait(60) if point == "shard.opened" else None)
+    yield opened
+    opened.set()
+    fsio.observe(None)
+
+
+def recorded(rundir: RunDir, event: Event) -> list[dict[str, Any]]:
+    paths = sorted(rundir.events.glob("*.jsonl"))
+    return [r for path in paths for r in events.read(path) if r["event"] == event.value]
+
+
+def outcome(rundir: RunDir) -> Outcome:
+    found = rundir.outcome(1)
+    assert found is not None
+    return found
+
+
+def failed_save(ckpt: Checkpointer) -> None:
+    """Save at this step and wait until it has failed, without asking how."""
+    pending = ckpt.save()
+    while not pending.done():
+        time.sleep(0.001)
+
+
+# ── background failures ───────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("operation", ["stage", "write_shard", "commit"])
+def test_a_failed_save_warns_once_and_training_goes_on(
+    rundir: RunDir, tier: FaultyTier, operation: str
+) -> None:
+    """The event and one warning at the next step(); the next save works again."""
+    with Checkpointer(rundir.root) as ckpt:
+        ckpt.step()
+        tier.fail_at(operation, FULL, times=1)
+        failed_save(ckpt)
+        with pytest.warns(RuntimeWarning, match="No space left on device"):
+            ckpt.step()
+        ckpt.step()
+        ckpt.save(wait=True)
+    (failure,) = recorded(rundir, Event.SAVE_FAILED)
+    assert (1, "OSError: [Errno 28] No space left on device") == (
+        failure["step"], failure["error"],
+    )  # fmt: skip
+    assert Done(1, 3) == rundir.done()
+    assert not list(rundir.checkpoints.glob(".tmp-*"))
+
+
+def test_strict_makes_it_fatal(rundir: RunDir, tier: FaultyTier) -> None:
+    """strict=True raises the error at the next step()."""
+    with (
+        pytest.raises(OSError, match="No space left"),
+        Checkpointer(rundir.root, strict=True) as ckpt,
+    ):
+        ckpt.step()
+        tier.fail_at("write_shard", FULL)
+        failed_save(ckpt)
+        ckpt.step()
+    assert (Result.FAILED, None) == (outcome(rundir).outcome, rundir.done())
+
+
+def test_who_waits_for_a_save_is_told_and_nobody_twice(rundir: RunDir, tier: FaultyTier) -> None:
+    """wait() raises the error; the next step() does not warn of it again."""
+    with Checkpointer(rundir.root) as ckpt:
+        ckpt.step()
+        tier.fail_at("write_shard", FULL, times=1)
+        with pytest.raises(OSError, match="No space left"):
+            ckpt.save(wait=True)
+        ckpt.step()
+
+
+def test_a_full_disk_is_not_asked_at_every_step(rundir: RunDir, tier: FaultyTier) -> None:
+    """After a failed policy save the next attempt waits for the policy or a minute."""
+    tier.fail_at("write_shard", FULL)
+    with pytest.warns(RuntimeWarning), Checkpointer(rundir.root, policy="every 50 ms") as ckpt:
+        began = time.monotonic()
+        while time.monotonic() < began + 0.4:
+            ckpt.step()
+            time.sleep(0.001)
+        tier.heal()
+    assert 1 <= len(recorded(rundir, Event.SAVE_FAILED)) <= 9
+
+
+def test_retention_that_fails_hurts_no_checkpoint(rundir: RunDir, tier: FaultyTier) -> None:
+    """The commit stands; the event says what could not be removed."""
+    with Checkpointer(rundir.root, keep=1) as ckpt:
+        tier.fail_at("remove", OSError(errno.EIO, "Input/output error"))
+        for _ in ckpt.steps(3):
+            ckpt.step()
+            ckpt.save(wait=True)
+    assert len(rundir.committed()) >= 3
+    assert "Input/output error" in recorded(rundir, Event.RETENTION_FAILED)[0]["error"]
+    assert rundir.done() is not None
+
+
+# ── the final save fails ──────────────────────────────────────────────────────────────────
+def test_a_failed_final_save_leaves_the_newest_checkpoint_as_outcome(
+    rundir: RunDir, tier: FaultyTier
+) -> None:
+    """The link still ends; the outcome names the step that is saved, and the failure."""
+    with pytest.raises(LinkEnded), Checkpointer(rundir.root) as ckpt:
+        ckpt.step()
+        ckpt.save(wait=True)
+        tier.fail_at("write_shard", FULL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        ckpt.step()
+    found = outcome(rundir)
+    assert (Result.SAVED, 1) == (found.outcome, found.step)
+    assert found.reason.startswith("notice: SIGTERM; the final save failed (OSError: ")
+
+
+def test_a_failed_final_save_with_nothing_before_it_is_a_failure(
+    rundir: RunDir, tier: FaultyTier
+) -> None:
+    """Nothing was ever saved, so nothing may be claimed."""
+    tier.fail_at("write_shard", FULL)
+    with pytest.raises(LinkEnded), Checkpointer(rundir.root) as ckpt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        ckpt.step()
+    found = outcome(rundir)
+    assert (Result.FAILED, None) == (found.outcome, found.step)
+    assert "nothing was ever saved" in found.reason
+
+
+def test_completion_needs_its_checkpoint(rundir: RunDir, tier: FaultyTier) -> None:
+    """If the last checkpoint cannot be written the error is raised, and there is no DONE."""
+    with pytest.raises(OSError, match="No space left"), Checkpointer(rundir.root) as ckpt:
+        ckpt.step()
+        tier.fail_at("commit", FULL)
+    assert (None, None) == (rundir.done(), rundir.outcome(1))
+
+
+# ── restore ───────────────────────────────────────────────────────────────────────────────
+def test_storage_that_cannot_be_read_is_not_a_fresh_start(rundir: RunDir, tier: FaultyTier) -> None:
+    """Starting from nothing because of a file system's bad day would throw the work away."""
+    with Checkpointer(rundir.root) as ckpt:
+        ckpt.step()
+    tier.fail_at("open", OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(NoCheckpoint, match="Input/output error"), Checkpointer(rundir.root):
+        pass
+    tier.heal()
+    with Checkpointer(rundir.root) as ckpt:
+        assert 1 == ckpt.global_step
+
+
+def test_when_all_are_broken_training_starts_afresh_and_says_so(rundir: RunDir) -> None:
+    """Nothing broken is ever loaded."""
+    with Checkpointer(rundir.root) as ckpt:
+        ckpt.step()
+    for shard in rundir.checkpoints.glob("*/rank-*"):
+        shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.warns(RuntimeWarning, match="starts afresh"), Checkpointer(rundir.root) as ckpt:
+        assert (None, 0) == (ckpt.restored, ckpt.global_step)
+    assert "shard-size" in recorded(rundir, Event.STARTED_FRESH)[-1]["skipped"][0]
+
+
+# ── storage that hangs ────────────────────────────────────────────────────────────────────
+def test_hung_storage_never_blocks_training(rundir: RunDir, gate: threading.Event) -> None:
+    """Steps go on while a save hangs; leaving with an exception does not wait for long."""
+    with Checkpointer(rundir.root, policy="every 1 steps") as ckpt:
+        began = time.monotonic()
+        for _ in ckpt.steps(100):
+            ckpt.step()
+        assert time.monotonic() - began < 5
+        assert [] == rundir.committed()
+        gate.set()
+
+
+def test_an_interrupt_does_not_wait_for_hung_storage(
+    rundir: RunDir, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the program within seconds, whatever the file system does."""
+    monkeypatch.setattr("hpc_ckpt.checkpointer.PATIENCE_INTERRUPTED_S", 0.2)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Checkpointer(rundir.root) as ckpt:
+        ckpt.step()
+        ckpt.save()
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 5
+    gate.set()
+
+
+# ── the real thing ────────────────────────────────────────────────────────────────────────
+PROGRAM = """
+import json, resource, sys, time, warnings
+import torch
+from hpc_ckpt import Checkpointer
+big = torch.zeros(int(sys.argv[2]), dtype=torch.uint8)
+caught = []
+warnings.showwarning = lambda message, *_: caught.append(str(message))
+warnings.simplefilter("always")
+if len(sys.argv) > 3:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+try:
+    with Checkpointer(sys.argv[1], policy="every 1 steps", big=big) as ckpt:
+        for _ in ckpt.steps(40):
+            time.sleep(0.01)
+            ckpt.step()
+            if ckpt.global_step == 20:
+                resource.setrlimit(
+                    resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+                )
+                big.resize_(16)
+except OSError as error:
+    caught.append(f"raised {error}")
+print(json.dumps({"step": ckpt.global_step, "warnings": caught}))
+"""
+
+
+def test_a_file_size_limit_is_survived_and_recovered_from(rundir: RunDir) -> None:
+    """EFBIG from the kernel, then room again: warned, tried again, complete."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(rundir.root), "3000000", "1000000"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert 0 == ended.returncode, ended.stderr
+    said = json.loads(ended.stdout)
+    assert 40 == said["step"]
+    assert "File too large" in said["warnings"][0]
+    assert Done(1, 40) == rundir.done()
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare (util-linux)")
+def test_a_full_file_system_is_survived_and_recovered_from(tmp_path: Path) -> None:
+    """ENOSPC from a tiny file system: warned while the state is too big, saved when it fits."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    command = 'mount -t tmpfs -o size=1m tiny "$1" && exec "$2" -c "$3" "$1/run" 3000000'
+    ended = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command, "sh", str(place), sys.executable, PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if "unshare:" in ended.stderr or "mount:" in ended.stderr:
+        pytest.skip(f"no user namespaces here: {ended.stderr.strip()}")
+    assert 0 == ended.returncode, ended.stderr
+    said = json.loads(ended.stdout)
+    assert 40 == said["step"]
+    assert "No space left on device" in said["warnings"][0]
+    assert not [text for text in said["warnings"] if text.startswith("raised")]

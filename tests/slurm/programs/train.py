@@ -1,0 +1,62 @@
+"""A small training whose steps take a given time; deterministic, so that weights can be compared.
+
+    train.py EPOCHS SECONDS_A_STEP [--hold-at STEP]
+
+With --hold-at, link 1 stands still in the middle of that step until the file `go` appears: a
+step that is longer than what is left of the allocation.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hpc_ckpt import Checkpointer
+
+BATCHES = 25
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("epochs", type=int)
+    parser.add_argument("step_s", type=float)
+    parser.add_argument("--hold-at", type=int)
+    options = parser.parse_args()
+    print(f"pid {os.getpid()}", flush=True)
+
+    torch.manual_seed(3)
+    data = TensorDataset(torch.randn(8 * BATCHES, 16), torch.randint(0, 4, (8 * BATCHES,)))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = nn.Sequential(
+        nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
+
+    root = os.environ["HPC_CKPT_ROOT"]
+    with Checkpointer(root, model=model, optimizer=optimizer, scheduler=scheduler) as ckpt:
+        for _ in ckpt.epochs(options.epochs):
+            for inputs, labels in ckpt.batches(loader):
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                time.sleep(options.step_s)
+                if options.hold_at == ckpt.global_step + 1 and ckpt.restored is None:
+                    hold(Path(root).parent)
+                ckpt.step(loss=loss)
+            scheduler.step()
+
+
+def hold(place: Path) -> None:
+    (place / "holding").touch()
+    while not (place / "go").exists():
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Documents keep their promises: links lead somewhere, examples parse."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+PROJECT = Path(__file__).parents[2]
+PAGES = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_relative_links_lead_to_files(page: Path) -> None:
+    """A link that leads nowhere is worse than none."""
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    local = [target for target in targets if not re.match(r"[a-z]+:", target)]
+    assert [] == [target for target in local if not (page.parent / target).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_python_and_yaml_blocks_parse(page: Path) -> None:
+    """What a reader copies must at least be read by the machine."""
+    for block in blocks(page, "python"):
+        ast.parse(block)
+    for block in blocks(page, "yaml"):
+        yaml.safe_load(block)
+
+
+def test_the_spec_of_the_quickstart_is_accepted() -> None:
+    """Every key of it is built."""
+    from hpc_ckpt.chain.spec import Spec
+
+    (block,) = blocks(PROJECT / "docs" / "quickstart.md", "yaml")
+    assert "resnet" == Spec.model_validate(yaml.load(block, yaml.BaseLoader)).name
