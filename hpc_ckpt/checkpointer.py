@@ -144,9 +144,9 @@ class Checkpointer:
             live.ending.raise_here()
             return
         with live.stalling():
-            live.advance()
+            may_save = live.advance()
             live.metrics.give(live.step, loss, metrics)
-            live.boundary.reached(live.place, may_save=live.stepped.take())
+            live.boundary.reached(live.place, may_save=may_save)
 
     def poll(self) -> bool:
         """For long evaluations: whether the link must end, so that you can cut them short.

@@ -42,7 +42,7 @@ class Meter:
         self._since_s = now_s
 
     def boundary(self) -> None:
-        """A step is over; call it while paused."""
+        """A step that may be saved is over; call it while paused."""
         self._steps.append(self.training_s - self._step_began_s)
         self._step_began_s = self.training_s
         self.slowest_step_s = max(self._steps)

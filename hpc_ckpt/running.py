@@ -199,10 +199,9 @@ class Running:
             rng.restore(self._rng)
 
     # ── a step ────────────────────────────────────────────────────────────────────────────
-    def advance(self) -> None:
-        """One more step is part of the state."""
+    def advance(self) -> bool:
+        """One more step is part of the state; whether this is a boundary that may be saved."""
         self.step += 1
-        self.meter.boundary()
         self.data.confirm()
         self.in_iteration = False
         self.told_to_stop = None
@@ -212,6 +211,10 @@ class Running:
             if self._was_done:
                 self.session.rundir.done_file.unlink(missing_ok=True)
                 self.session.events.emit(Event.REOPENED, step=self.step)
+        may_save = self.stepped.take()
+        if may_save:
+            self.meter.boundary()
+        return may_save
 
     @contextmanager
     def epoch(self) -> Iterator[None]:

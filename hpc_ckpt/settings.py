@@ -28,6 +28,9 @@ DEFAULT_POLICY = "every 10 min"
 """The Northeastern course's advice: every 10 to 15 minutes is okay."""
 LATER_POLICIES = ("young", "daly", "checkfreq", "coci")
 CHECKPOINT_KEYS = ("policy", "keep")
+MARGIN_SHARE = 0.04
+MARGIN_LEAST_S = 0.5
+MARGIN_MOST_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +217,15 @@ def resolve(
         signal=parse_signal(site_signal),
         notes=(auto_note(),) if policy == "auto" and "policy" in section else (),
     )
+
+
+def margin(link_s: float) -> float:
+    """Spare seconds before the deadline of a link of this length.
+
+    >>> margin(600), margin(5), margin(8 * 3600)
+    (24.0, 0.5, 30.0)
+    """
+    return min(max(MARGIN_SHARE * link_s, MARGIN_LEAST_S), MARGIN_MOST_S)
 
 
 def auto_note() -> str:

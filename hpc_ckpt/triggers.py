@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 from .policy.base import Policy, Progress
 from .rundir import Notice
+from .settings import margin
 from .units import format_duration
 
 SAVE_FACTOR = 1.5
 """The next save may be slower than any yet seen."""
-MARGIN_SHARE = 0.02
-MARGIN_LEAST_S = 0.5
-MARGIN_MOST_S = 30.0
 HURRY_GRACE_S = 10.0
 """After a hurry with no known deadline: how long a step boundary may still come."""
 RETRY_S = 60.0
@@ -126,12 +124,3 @@ class Triggers:
         if self._margin_s is None:
             self._margin_s = margin((around.deadline_s or 0.0) - self._entered_s)
         return self._margin_s
-
-
-def margin(link_s: float) -> float:
-    """Spare seconds before the deadline of a link of this length.
-
-    >>> margin(600), margin(5), margin(8 * 3600)
-    (12.0, 0.5, 30.0)
-    """
-    return min(max(MARGIN_SHARE * link_s, MARGIN_LEAST_S), MARGIN_MOST_S)

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from .fields import Section
 from .yamltext import Value
 
+DEFAULT = "default"
+"""The origin of what nobody wrote."""
 Path = tuple[str, ...]
 
 
@@ -32,7 +34,8 @@ def _complaint(item: dict[str, Any], model: type[Section], value: Value) -> tupl
         return 0, f"{_origin(value, loc)}: {key}: {_unknown(loc, model)}"
     if item["type"] == "missing":
         where = _origin(value, loc) if len(loc) > 1 else _document(value)
-        return 2, f"{where}: {key}: missing{_MISSING.get(key, '')}"
+        said = f"{key}: missing{_MISSING.get(key, '')}"
+        return 2, said if where == DEFAULT else f"{where}: {said}"
     say = _SAYINGS.get(item["type"])
     said = say(item) if say else str(item["msg"]).removeprefix("Value error, ")
     return 1, f"{_origin(value, loc)}: {key}: {said}" if key else f"{_origin(value, loc)}: {said}"

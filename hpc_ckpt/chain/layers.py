@@ -18,14 +18,13 @@ from pydantic import ValidationError
 from .. import resources
 from ..errors import SpecError
 from ..settings import ENV_PREFIX
-from .complaints import first_complaint, known_path, nearest
+from .complaints import DEFAULT, first_complaint, known_path, nearest
 from .fields import Section
 from .profile import Profile
 from .spec import Spec, locate
 from .yamltext import Value, at_path, from_python, read_file
 
 ENV_PROFILE = "HPC_CKPT_PROFILE"
-DEFAULT = "default"
 _NOTHING = Value({}, DEFAULT)
 
 S = TypeVar("S", bound=Section)

@@ -182,15 +182,15 @@ def _end_time(
     rundir: RunDir, generation: int, records: list[Record], overtaken: bool
 ) -> float | None:
     """When it ended; for a link that left no record, the last thing known of it."""
-    for event in (Event.LINK_ENDED, Event.ENDED):
-        record = _last(records, event)
-        if record is not None:
-            return float(record["time"])
-    if overtaken or lease.released(rundir, generation):
-        return float(records[-1]["time"])
+    by_runner = _first(records, Event.LINK_STARTED) is not None
+    told = _last(records, Event.LINK_ENDED if by_runner else Event.ENDED)
+    if told is not None:
+        return float(told["time"])
     holder = lease.holder_of(rundir, generation)
     gone = holder is not None and lease.alive_here(holder) is False
-    return float(records[-1]["time"]) if gone else None
+    if gone or overtaken or lease.released(rundir, generation):
+        return float(records[-1]["time"])
+    return None
 
 
 def _records(rundir: RunDir, generation: int) -> list[Record]:

@@ -26,6 +26,7 @@ from .. import events, lease
 from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError
 from ..events import Event, EventLog
 from ..rundir import Result, RunDir
+from ..settings import margin
 from ..units import format_duration
 from .backend import Backend, Cause, JobRecord
 from .local import LocalBackend
@@ -37,8 +38,8 @@ log = logging.getLogger("hpc_ckpt.link")
 
 WAKE_EVERY_S = 1.0
 LEASE_SLACK_S = 30.0
-BACKSTOP_MARGIN_S = 5.0
-"""Below the measured save plus this, the backstop signal becomes a notice."""
+BACKSTOP_SHARE = 0.5
+"""Of the runtime's own margin: its deadline save comes first, the backstop only if it did not."""
 
 
 class _ToldToStop(Exception):
@@ -58,6 +59,7 @@ class LinkRunner:
         self._asked: set[str] = set()
         self._backstop_pending = False
         self._step_from = 0
+        self._started = time.time()
 
     def run(self) -> int:
         """Exit code of the batch job: 0 unless the program failed."""
@@ -198,6 +200,8 @@ class LinkRunner:
     def _look_around(self, child: subprocess.Popen[bytes]) -> None:
         if self._rundir.notice_file(self._generation).exists():
             self._ask_once("notice")
+        if self._backstop_pending and self._rundir.outcome(self._generation) is not None:
+            self._backstop_pending = False  # it has saved and is on its way out
         if self._backstop_pending and self._time_is_short():
             self._backstop_pending = False
             self._cause = self._cause or Cause.TIME_LIMIT
@@ -240,7 +244,8 @@ class LinkRunner:
         save_s = self._measured_save()
         if self._deadline is None or save_s is None:
             return True
-        return self._deadline - time.time() <= save_s + BACKSTOP_MARGIN_S
+        spare_s = BACKSTOP_SHARE * margin(self._deadline - self._started)
+        return self._deadline - time.time() <= save_s + spare_s
 
     def _measured_save(self) -> float | None:
         """Seconds of this link's slowest save, as the runtime recorded it."""

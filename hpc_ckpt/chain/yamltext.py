@@ -108,7 +108,7 @@ def _read_text(path: Path, shown: str) -> str:
     if len(data) > MAX_BYTES:
         raise SpecError(f"{shown}: larger than 1 MiB, so it is not a spec or profile")
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise SpecError(f"{shown}:{line}: not UTF-8 text") from None
@@ -163,7 +163,7 @@ class _Document:
         raise self._error(node, f"the tag {node.tag!r} has no meaning here")
 
     def _scalar(self, node: yaml.ScalarNode) -> str | None:
-        if node.tag == _TAG + "null" and node.style is None:
+        if node.tag == _TAG + "null":
             return None
         if node.tag not in _PLAIN_TAGS:
             raise self._error(node, f"the tag {node.tag!r} has no meaning here")

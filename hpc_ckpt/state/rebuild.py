@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -71,10 +70,11 @@ class TensorReader:
         shape = shape_of(fields["shape"], path)
         nbytes = math.prod(shape) * dtype.itemsize
         data = leaf_bytes(self._read, fields["leaf"], path, nbytes)
+        odd = dtype is torch.complex32  # silence costs more than a small tensor
         if not self._copy and "order" not in fields and not data.readonly and nbytes:
             return _built(path, lambda: torch.frombuffer(data, dtype=dtype).reshape(shape))
         order = _checked_order(fields.get("order"), len(shape), path)
-        value = _built(path, lambda: _empty(shape, dtype, order))
+        value = _built(path, lambda: _empty(shape, dtype, order), quietly=odd)
         fill(value, data)
         return value
 
@@ -193,22 +193,18 @@ def _checked_order(node: Node, ndim: int, path: str) -> list[int]:
     return order
 
 
-def _built(path: str, build: Callable[[], _T]) -> _T:
+def _built(path: str, build: Callable[[], _T], *, quietly: bool = True) -> _T:
     """What torch makes of checked parts; its refusals name the place."""
     try:
-        with _quiet():
+        if not quietly:
+            return build()
+        # torch warns once per process that sparse, quantised and half-complex tensors are
+        # new or old; the program made such tensors itself and knows.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return build()
     except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
         raise broken(path, f"torch refuses it: {error}") from None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    # torch warns once per process that sparse, quantised and half-complex tensors are new or
-    # old; the program made such tensors itself and knows.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def decode_dtype(node: Node, path: str) -> torch.dtype:

@@ -168,6 +168,8 @@ class _Encoder:
     # ── what cannot ───────────────────────────────────────────────────────────────────────
     def _immutable(self, value: Any, path: str, depth: int) -> Node:
         kind = type(value)
+        if isinstance(value, torch.Tensor):  # first, for they are the many
+            return tensors.encode_tensor(value, path, self.book)
         if kind is tuple:
             return {"$tuple": self._items(value, path, depth)}
         if kind is frozenset:
@@ -189,8 +191,6 @@ class _Encoder:
         return {"$namedtuple": {"class": type(value).__name__, "fields": fields, "items": items}}
 
     def _foreign(self, value: Any, path: str) -> Node:
-        if isinstance(value, torch.Tensor):
-            return tensors.encode_tensor(value, path, self.book)
         if isinstance(value, np.ndarray):
             return arrays.encode_array(value, path, self.book)
         if isinstance(value, np.generic):

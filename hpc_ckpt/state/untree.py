@@ -136,8 +136,9 @@ class Decoder:
         return tuple(self._items(body, like, path, depth))
 
     def _slice(self, body: Node, like: object, path: str, depth: int) -> slice:
-        parts = (like.start, like.stop, like.step) if isinstance(like, slice) else None
-        return slice(*self._items(sequence(body, path, 3), parts, path, depth))
+        if isinstance(like, slice):
+            like = (like.start, like.stop, like.step)
+        return slice(*self._items(sequence(body, path, 3), like, path, depth))
 
     def _pairs(self, body: Node, like: object, path: str, depth: int) -> dict[Any, Any]:
         classes = _Classes(like) if isinstance(like, dict) else None
@@ -182,7 +183,7 @@ class Decoder:
         return defaultdict(factory, self._pairs(fields["items"], like, path, depth))
 
     def _set(self, body: Node, like: object, path: str, depth: int) -> set[Any]:
-        classes = _Classes(like) if isinstance(like, (set, frozenset)) else None
+        classes = _Classes(like) if isinstance(like, (set, frozenset)) else _inherited(like)
         members = [self._hashed(item, classes, path, depth) for item in sequence(body, path)]
         found = set(members)
         if len(found) != len(members):
@@ -200,7 +201,7 @@ class Decoder:
         fields = record(body, path, wanted)
         name = text(fields["class"], path)
         kind = _class_of(like, name)
-        if kind is None or not issubclass(kind, Enum) or kind.__qualname__ != name:
+        if kind is None or not issubclass(kind, Enum):
             raise broken(path, f"a member of enum {name!r}, which the tracked state lacks there")
         if "bits" in fields:
             return _combined(kind, integer(fields["bits"], path), path)
@@ -269,10 +270,13 @@ def _combined(kind: type[Enum], bits: int, path: str) -> Enum:
 def _class_of(like: object, name: str) -> Any:
     if isinstance(like, _Classes):
         return like.found.get(name)
-    if isinstance(like, (Enum, tuple)):
-        kind = type(like)
-        return kind if name in (kind.__qualname__, kind.__name__) else None
-    return None
+    kind = type(like)
+    known = kind.__qualname__ if isinstance(like, Enum) else kind.__name__
+    return kind if isinstance(like, (Enum, tuple)) and known == name else None
+
+
+def _inherited(like: object) -> _Classes | None:
+    return like if isinstance(like, _Classes) else None
 
 
 def _at_key(like: object, key: object) -> object:

@@ -148,18 +148,24 @@ def test_untracked_persistent_workers_are_kept() -> None:
 PROGRAM = """
 import os, sys, torch
 from torch.utils.data import DataLoader, TensorDataset
-from hpc_ckpt.state.data import DataState
+from hpc_ckpt.state.data import DataState, untracked
 data = TensorDataset(torch.arange(64))
-loader = DataLoader(data, batch_size=2, num_workers=2, persistent_workers=sys.argv[1] == "kept")
-batches = iter(DataState(seed=1).batches(loader, "train", stopped=lambda: False))
+loader = DataLoader(data, batch_size=2, num_workers=2, persistent_workers="kept" in sys.argv[1])
+tracked = DataState(seed=1).batches(loader, "train", stopped=lambda: False)
+batches = untracked(loader) if "untracked" in sys.argv[1] else iter(tracked)
 next(batches), next(batches)
 {end}
 """
 
 
-@pytest.mark.parametrize("workers", ["kept", "not kept"])
 @pytest.mark.parametrize(
-    ("end", "code"), [("sys.exit(75)", 75), ("os.kill(os.getpid(), 9)", -signal.SIGKILL)]
+    ("workers", "end", "code"),
+    [
+        ("kept", "sys.exit(75)", 75),
+        ("ended", "sys.exit(75)", 75),
+        ("untracked", "sys.exit(75)", 75),
+        ("kept", "os.kill(os.getpid(), 9)", -signal.SIGKILL),
+    ],
 )
 def test_workers_end_with_their_owner(workers: str, end: str, code: int) -> None:
     """An iterator may be alive when the process ends: no hang, no noise, nobody left behind."""

@@ -38,7 +38,7 @@ def stub(tmp_path: Path) -> str:
     """An interpreter that says what it was given, in a directory with a difficult name."""
     path = tmp_path / "it's $HOME `x`" / "python"
     path.parent.mkdir()
-    path.write_text("#!/bin/bash\nprintf '%s\\0' \"$@\"\n")
+    path.write_text("#!/bin/bash\nfor word; do printf '%s\\0' \"$word\"; done\n")
     path.chmod(0o755)
     return str(path)
 

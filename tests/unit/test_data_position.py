@@ -55,6 +55,13 @@ class Noise(Numbers):
         return torch.rand(1), random.random(), np.random.rand()
 
 
+class Drawn(Sampler[int]):
+    """Draws from Python's course, hidden inside a sampler of torch."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(12), 12))
+
+
 def go_on() -> bool:
     return False
 
@@ -201,6 +208,18 @@ def test_the_length_is_what_is_left() -> None:
     assert [0, 0] == [len(done.batches(loader(), "train", stopped=go_on)) for _ in range(2)]
 
 
+class Boastful(Drawn):
+    def __len__(self) -> int:
+        return 99
+
+
+def test_nothing_is_left_of_a_pass_that_ended_early() -> None:
+    """Some samplers promise more than they give; a pass that is over has no batch left."""
+    state, source = DataState(seed=1), loader(sampler=Boastful())
+    read(state, source)
+    assert 0 == len(resumed_from(state).batches(source, "train", stopped=go_on))
+
+
 def test_a_stopped_pass_ends_before_the_next_fetch_and_is_not_over() -> None:
     """When the link ends nothing more is read, and the rest is left for the next one."""
     state = DataState(seed=1)
@@ -277,13 +296,6 @@ def test_reading_leaves_the_main_process_alone(shuffle: bool) -> None:
     assert expected == [ambient() for _ in state.batches(source, "train", stopped=go_on)]
     assert before == vars(source)
     assert torch.equal(owned, generator.get_state())
-
-
-class Drawn(Sampler[int]):
-    """Draws from Python's course, hidden inside a sampler of torch."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(random.sample(range(12), 12))
 
 
 @pytest.mark.parametrize("form", ["in the loader's", "in the user's", "as a sampler"])

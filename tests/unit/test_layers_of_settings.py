@@ -290,6 +290,17 @@ def test_a_mistake_in_a_file_is_one_line_with_file_and_line(
     assert expected == complaint(load_here, work, text)
 
 
+def test_what_is_missing_is_blamed_on_the_file_and_not_on_a_variable(
+    load_here: Load, work: Path
+) -> None:
+    """A variable that sets something else has nothing to do with it; no file, no blame."""
+    environ = {"HPC_CKPT__CHAIN__MAX_LINKS": "5"}
+    said = complaint(load_here, work, "name: a\n", environ=environ)
+    assert said.startswith("train.yaml: command: missing; ")
+    with pytest.raises(SpecError, match=r"^command: missing; write it in a spec, or after '--'"):
+        load_here()
+
+
 def test_several_mistakes_are_counted(load_here: Load, work: Path) -> None:
     """The first is said, the others are announced."""
     text = "command: x\nresources: {cpus: 0, nodes: 2}\nlevel: system\n"
@@ -298,7 +309,7 @@ def test_several_mistakes_are_counted(load_here: Load, work: Path) -> None:
 
 def test_deep_nesting_and_exploding_aliases_are_refused(load_here: Load, work: Path) -> None:
     """A hostile file costs a message, not the memory of the login node."""
-    assert "nested too deeply" in complaint(load_here, work, "a: " + "[" * 5000)
+    assert "nested too deeply" in complaint(load_here, work, "a: " + "[" * 1000)
     laughs = "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]\n" for i in range(1, 9))
     assert "refer to themselves" in complaint(load_here, work, "k0: &k0 [x]\n" + laughs)
     assert "larger than 1 MiB" in complaint(load_here, work, "#" * (1 << 20) + "\n")

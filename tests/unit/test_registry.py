@@ -144,64 +144,71 @@ def test_capture_takes_the_state_of_objects_inside_containers() -> None:
 
 
 # ── restore in place ──────────────────────────────────────────────────────────────────────
-def test_everything_is_restored_in_place() -> None:
-    """Whoever holds a reference sees the restored value."""
+def fresh() -> dict[str, Any]:
+    """A program's tracked objects at the start."""
+    return {
+        "tensor": torch.zeros(2),
+        "array": np.zeros((2, 2), order="F"),
+        "meter": Meter(),
+        "generator": torch.Generator(),
+        "run": {
+            "meters": [Meter(), Meter()],
+            "tensor": torch.zeros(3, dtype=torch.bfloat16),
+            "deep": {"array": np.zeros(1), "list": [1], "set": {1}, "raw": bytearray(b"a")},
+            "pair": (torch.zeros(1), 1),
+            "step": 0,
+            "phase": Phase.WARM,
+            "counts": collections.Counter(a=1),
+            "gone": 1,
+        },
+    }
 
-    def make() -> dict[str, Any]:
-        return {
-            "tensor": torch.zeros(2),
-            "array": np.zeros((2, 2), order="F"),
-            "meter": Meter(),
-            "generator": torch.Generator(),
-            "run": {
-                "meters": [Meter(), Meter()],
-                "tensor": torch.zeros(3, dtype=torch.bfloat16),
-                "deep": {"array": np.zeros(1), "list": [1], "set": {1}, "raw": bytearray(b"a")},
-                "pair": (torch.zeros(1), 1),
-                "step": 0,
-                "phase": Phase.WARM,
-                "counts": collections.Counter(a=1),
-                "gone": 1,
-            },
-        }
 
-    first = make()
-    first["tensor"].fill_(1)
-    first["array"][:] = [[1, 2], [3, 4]]
-    first["meter"].total = 5
-    first["generator"].manual_seed(3)
-    run = first["run"]
+def advance(tracked: dict[str, Any]) -> None:
+    """What the program does to them."""
+    tracked["tensor"].fill_(1)
+    tracked["array"][:] = [[1, 2], [3, 4]]
+    tracked["meter"].total = 5
+    tracked["generator"].manual_seed(3)
+    run, deep = tracked["run"], tracked["run"]["deep"]
     run["meters"][1].total = 6
     run["tensor"].fill_(2)
-    run["deep"]["array"][0] = 7
-    run["deep"]["list"][:] = [3, 2, 1]
-    run["deep"]["set"].add(2)
-    run["deep"]["raw"] += b"bc"
+    deep["array"][0] = 7
+    deep["list"][:] = [3, 2, 1]
+    deep["set"].add(2)
+    deep["raw"] += b"bc"
     run["pair"][0].fill_(4)
     run |= {"step": 9, "phase": Phase.COLD, "new": [torch.ones(1)]}
     run["counts"]["a"] = 10
     del run["gone"]
 
-    second = make()
-    held = copy.copy(second["run"]) | second["run"]["deep"]
-    whole = second["run"]
-    warnings = Registry(second).restore(saved(Registry(first)), strict=True)
 
-    assert [] == warnings
-    assert (1, 5) == (second["tensor"][0].item(), second["meter"].total)
-    assert [[1, 2], [3, 4]] == second["array"].tolist()
+def test_tracked_memory_and_objects_are_restored_in_place() -> None:
+    """Whoever holds a reference sees the restored value."""
+    first, second = fresh(), fresh()
+    advance(first)
+    held = dict(second)
+    assert [] == Registry(second).restore(saved(Registry(first)), strict=True)
+    assert ([1, 1], 5) == (held["tensor"].tolist(), held["meter"].total)
+    assert [[1, 2], [3, 4]] == held["array"].tolist()
     assert torch.equal(
-        torch.rand(3, generator=first["generator"]), torch.rand(3, generator=second["generator"])
+        torch.rand(3, generator=first["generator"]), torch.rand(3, generator=held["generator"])
     )
+
+
+def test_what_containers_hold_is_restored_in_place() -> None:
+    """At any depth; plain values are replaced, keys and their order become the saved ones."""
+    first, second = fresh(), fresh()
+    advance(first)
+    whole = second["run"]
+    held, deep = dict(whole), dict(whole["deep"])
+    assert [] == Registry(second).restore(saved(Registry(first)), strict=True)
     assert whole is second["run"]
-    assert (9, Phase.COLD, 10) == (whole["step"], whole["phase"], whole["counts"]["a"])
-    assert list(run) == list(whole)
-    assert [0, 6] == [meter.total for meter in held["meters"]]
-    assert [2, 2, 2] == held["tensor"].tolist()
-    assert ([7], [3, 2, 1], {1, 2}, b"abc") == (
-        held["array"].tolist(), held["list"], held["set"], held["raw"],
-    )  # fmt: skip
-    assert 4 == held["pair"][0].item()
+    assert list(first["run"]) == list(whole)
+    assert (9, Phase.COLD, 10) == (whole["step"], whole["phase"], held["counts"]["a"])
+    assert ([0, 6], [2, 2, 2]) == ([m.total for m in held["meters"]], held["tensor"].tolist())
+    assert ([7], [3, 2, 1]) == (deep["array"].tolist(), deep["list"])
+    assert ({1, 2}, b"abc", 4) == (deep["set"], deep["raw"], held["pair"][0].item())
     for key in ("meters", "tensor", "deep", "pair", "counts"):
         assert held[key] is whole[key]
     assert torch.equal(torch.ones(1), whole["new"][0])

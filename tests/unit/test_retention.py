@@ -61,8 +61,10 @@ def test_of_equally_good_ones_the_newest_is_best() -> None:
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_nan_and_no_value_are_never_best(mode: str) -> None:
     """A diverged run must not push out its best checkpoint."""
-    entries = [Entry(key(10), {"loss": 2.0}), Entry(key(20), {"loss": math.nan}), *plain(30, 40)]
-    assert steps_removed(entries, Keep(last=1, best=Best(metric="loss", mode=mode))) == [20, 30]
+    values = {10: math.nan, 20: 2.0, 30: math.nan}
+    entries = [Entry(key(step), {"loss": value}) for step, value in values.items()]
+    entries += plain(40, 50)
+    assert steps_removed(entries, Keep(last=1, best=Best(metric="loss", mode=mode))) == [10, 30, 40]
 
 
 def test_without_any_value_best_keeps_nothing_more() -> None:

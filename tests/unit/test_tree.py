@@ -174,6 +174,61 @@ def test_module_state_keeps_its_metadata() -> None:
     assert isinstance(back, collections.OrderedDict) and list(state) == list(back)
 
 
+WRITTEN = [
+    (-0.0, {"$float": "-0x0.0p+0"}),
+    (math.inf, {"$float": "inf"}),
+    (math.nan, {"$float": "nan"}),
+    (1j, {"$complex": [0.0, 1.0]}),
+    (2**1024, {"$int": hex(2**1024)}),
+    ("\ud800", {"$str": "7aCA"}),
+    (b"a", {"$bytes": "YQ=="}),
+    (bytearray(b"a"), {"$bytearray": "YQ=="}),
+    ((1,), {"$tuple": [1]}),
+    ({"a": 1}, {"a": 1}),
+    ({"$a": 1}, {"$dict": [["$a", 1]]}),
+    ({2, 1}, {"$set": [1, 2]}),
+    (frozenset(), {"$frozenset": []}),
+    (range(3), {"$range": [0, 3, 1]}),
+    (slice(3), {"$slice": [None, 3, None]}),
+    (..., {"$ellipsis": []}),
+    (collections.Counter("a"), {"$counter": [["a", 1]]}),
+    (collections.OrderedDict(a=1), {"$ordereddict": {"items": [["a", 1]]}}),
+    (collections.defaultdict(int), {"$defaultdict": {"factory": "int", "items": []}}),
+    (Point(1, 2), {"$namedtuple": {"class": "Point", "fields": ["x", "y"], "items": [1, 2]}}),
+    (Color.RED, {"$enum": {"class": "Color", "member": "RED"}}),
+    (Access(3), {"$enum": {"class": "Access", "bits": 3}}),
+    (date(2024, 1, 2), {"$date": [2024, 1, 2]}),
+    (time(1), {"$time": {"at": [1, 0, 0, 0, 0], "zone": None}}),
+    (timedelta(1), {"$timedelta": [1, 0, 0]}),
+    (Path("a"), {"$path": ["PosixPath", "a"]}),
+    (np.float32(1), {"$scalar": {"dtype": "<f4", "data": "AACAPw=="}}),
+    (np.dtype("i4"), {"$numpy_dtype": "<i4"}),
+    (torch.int8, {"$torch_dtype": "int8"}),
+    (torch.device("cpu"), {"$device": "cpu"}),
+    (torch.Size([2]), {"$size": [2]}),
+    (torch.ones(2), {"$tensor": {"leaf": "state", "dtype": "float32", "shape": [2]}}),
+    (np.ones(2, ">f4"), {"$array": {"leaf": "state", "dtype": ">f4", "shape": [2]}}),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), WRITTEN, ids=lambda item: repr(item)[:40])
+def test_the_written_form_of_each_tag_is_fixed(value: object, expected: object) -> None:
+    """Checkpoints on disk outlive the program that wrote them."""
+    assert expected == encode(value).tree
+
+
+def test_sharing_and_ties_are_written_at_their_first_place() -> None:
+    """The definition comes before every reference to it."""
+    shared, tensor = [1], torch.ones(1)
+    meaning = {"dtype": "float32", "shape": [1]}
+    assert [
+        {"$shared": {"id": 0, "value": [1]}},
+        {"$ref": 0},
+        {"$tensor": {"leaf": "2", **meaning}},
+        {"$tensor": {"leaf": "3", "tied": "2", **meaning}},
+    ] == encode([shared, shared, tensor, tensor]).tree
+
+
 # ── classes the program supplies ──────────────────────────────────────────────────────────
 def test_an_enum_needs_the_class_in_like() -> None:
     """The checkpoint names the class, the tracked state supplies it."""
@@ -572,10 +627,13 @@ def test_decoded_leaves_own_their_memory_unless_told() -> None:
         data = stored(encoded)["state"]
         read = {"state": memoryview(data)}.__getitem__
         owned, shared = decode(encoded.tree, read), decode(encoded.tree, read, copy=False)
-        frozen = decode(encoded.tree, {"state": memoryview(bytes(data))}.__getitem__, copy=False)
+        fixed = bytes(data)
+        frozen = decode(encoded.tree, {"state": memoryview(fixed)}.__getitem__, copy=False)
         data[:] = bytes(len(data))
         assert [3.0, 0.0, 3.0] == [float(item.sum()) for item in (owned, shared, frozen)]  # type: ignore[attr-defined]  # tensors
+        before = bytes(bytearray(fixed))
         frozen[0] = 2  # type: ignore[index]  # a tensor or an array
+        assert before == fixed
 
 
 def test_leaves_are_read_at_any_offset_of_an_image() -> None:
@@ -639,6 +697,7 @@ BROKEN = [
     {"$ref": 0},
     {"$shared": {"id": 0, "value": [{"$ref": 0}]}},
     {"$shared": {"id": 0, "value": {"$shared": {"id": 1, "value": []}}}},
+    [{"$shared": {"id": 0, "value": [1]}}, {"$shared": {"id": 0, "value": [2]}}],
     {"$int": "12"},
     {"$int": 12},
     {"$float": "1.0"},
