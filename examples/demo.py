@@ -20,7 +20,9 @@ SHAPES = ("disc", "ring", "square", "cross")
 
 
 class Pictures(Dataset):
-    """Noisy 24×24 pictures of four shapes, drawn and augmented anew each time."""
+    """Noisy 16×16 pictures of four shapes, drawn and augmented anew each time."""
+
+    rows, columns = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -30,35 +32,33 @@ class Pictures(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         label = index % len(SHAPES)
-        centre = 12 + 4 * (torch.rand(2) - 0.5)  # augmentation: a random place
-        radius = 5 + 3 * torch.rand(())  # and a random size
-        rows, columns = torch.meshgrid(torch.arange(24.0), torch.arange(24.0), indexing="ij")
-        y, x = rows - centre[0], columns - centre[1]
-        distance = {
-            "disc": torch.hypot(x, y) < radius,
-            "ring": (torch.hypot(x, y) - radius).abs() < 1.5,
-            "square": torch.maximum(x.abs(), y.abs()) < radius,
-            "cross": (torch.minimum(x.abs(), y.abs()) < 1.5) & (torch.hypot(x, y) < radius),
+        place, size = torch.rand(2), 4 + 2 * torch.rand(())  # augmentation: place and size
+        y, x = self.rows - 6 - 4 * place[0], self.columns - 6 - 4 * place[1]
+        inside = {
+            "disc": lambda: torch.hypot(x, y) < size,
+            "ring": lambda: (torch.hypot(x, y) - size).abs() < 1,
+            "square": lambda: torch.maximum(x.abs(), y.abs()) < size,
+            "cross": lambda: torch.minimum(x.abs(), y.abs()) < 1,
         }[SHAPES[label]]
-        return (distance.float() + 0.6 * torch.randn(24, 24)).unsqueeze(0), label
+        return (inside().float() + 0.5 * torch.randn(16, 16)).unsqueeze(0), label
 
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Dropout(0.3), nn.Linear(64 * 36, 128), nn.ReLU(), nn.Linear(128, 4),
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Dropout(0.3), nn.Linear(32 * 16, 128), nn.ReLU(), nn.Linear(128, 4),
     )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--pictures", type=int, default=3200)
+    parser.add_argument("--pictures", type=int, default=1600)
     options = parser.parse_args()
 
     torch.manual_seed(7)
-    loader = DataLoader(Pictures(options.pictures), batch_size=64, shuffle=True)
+    loader = DataLoader(Pictures(options.pictures), batch_size=32, shuffle=True)
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs)

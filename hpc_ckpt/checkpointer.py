@@ -1,7 +1,7 @@
 """Checkpointer: the facade a training script uses. It wires the rooms and decides nothing.
 
-session.py enters the run directory, engine/ saves and restores, boundary.py acts at each step,
-ending.py ends the link, state/ knows the tracked objects and the data position.
+runtime/ enters the run directory, acts at each step and ends the link; engine/ saves and
+restores; state/ knows the tracked objects and the data position.
 """
 
 # SPDX-License-Identifier: MIT
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from . import testing
-from .ending import Ending
 from .engine.persist import Pending
 from .engine.restore import Restored
 from .engine.shelf import best, latest, load
 from .errors import LinkEnded, SpecError, UserError
 from .policy.base import Policy
-from .running import Running, Wishes
-from .session import enter
+from .runtime.ending import Ending
+from .runtime.running import Running, Wishes
+from .runtime.session import enter
 from .settings import Keep
 from .state.data import untracked
 from .state.registry import Registry
@@ -94,6 +94,8 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._running is not None and self._running.pid != os.getpid():
+            return  # a forked child leaves its parent's block: nothing here is its own
         live = self._entered()
         self._running, self._left = None, live
         patience = PATIENCE_INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else PATIENCE_S
@@ -173,6 +175,7 @@ class Checkpointer:
         live = self._entered()
         if live.ending.latched:
             live.ending.raise_here()
+            return live.boundary.refuse(reason)
         inside = live.inside_iteration()
         if wait and inside:
             raise UserError("save(wait=True) inside an iteration: call it after step()")
@@ -214,6 +217,8 @@ class Checkpointer:
     def _entered(self) -> Running:
         if self._running is None:
             raise UserError("use the Checkpointer inside its block: with Checkpointer(…) as ckpt:")
+        if self._running.pid != os.getpid():
+            raise UserError("a forked process cannot use its parent's Checkpointer")
         return self._running
 
     def _known(self) -> Running:

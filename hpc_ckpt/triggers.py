@@ -85,16 +85,25 @@ class Triggers:
 
     def overdue(self, around: Surroundings) -> str | None:
         """Why it is too late to wait for a step boundary any longer, or None."""
-        stop = self.reason_to_stop(around)
-        if stop is None:
+        stop, moment = self.reason_to_stop(around), self.overdue_at(around)
+        if stop is None or moment is None or around.now_s < moment:
             return None
+        return f"{stop}; no step boundary came in time"
+
+    def overdue_at(self, around: Surroundings) -> float | None:
+        """From when on no step boundary is waited for; None: as long as it takes."""
+        hurry = around.hurry_since_s
         if around.deadline_s is None:
-            hurry = around.hurry_since_s
-            late = hurry is not None and around.now_s >= hurry + HURRY_GRACE_S
-        else:
-            commit_s = (around.save_s or 0.0) + self._margin(around)
-            late = around.hurry_since_s is not None or around.now_s + commit_s >= around.deadline_s
-        return f"{stop}; no step boundary came in time" if late else None
+            return None if hurry is None else hurry + HURRY_GRACE_S
+        if hurry is not None:
+            return hurry
+        return around.deadline_s - (around.save_s or 0.0) - self._margin(around)
+
+    def last_word_at(self, around: Surroundings) -> float | None:
+        """From when on a save under way is not waited for either."""
+        if around.deadline_s is None:
+            return None
+        return around.deadline_s - self._margin(around) / 2
 
     def _reason_to_save(self, progress: Progress, around: Surroundings) -> Answer:
         decision = self._policy.decide(progress)

@@ -22,14 +22,18 @@ from .ledger import ChainStatus, read_status
 from .local import Incident, LocalChain
 from .submit import prepare
 
-EPOCHS = 8
+EPOCHS = 12
 STEPS_PER_EPOCH = 50
+BATCH = 32
 TOTAL_STEPS = EPOCHS * STEPS_PER_EPOCH
 SAVE_EVERY = 20
 LINKS = 8
 """Tokens; four are needed, the rest is for a machine that is suddenly slower."""
 KILL_POINT = "kill@manifest.written:3"
-PREEMPT_AT = int(0.75 * TOTAL_STEPS)
+PREEMPT_AFTER = 60
+"""Steps into the third link."""
+SHARE = 0.25
+"""Of the work that fits into a link: even at twice the reference's speed the first one is cut."""
 GRACE_S = 10.0
 
 Show = Callable[[str, ChainStatus], None]
@@ -53,12 +57,15 @@ def run_reference(root: Path, show: Show) -> ChainStatus:
 
 def run_disturbed(root: Path, reference: ChainStatus, show: Show) -> ChainStatus:
     """The same program as a chain of short links: time limit, SIGKILL, preemption, and done."""
-    rundir = _prepare(root, link_time_s=_link_time(reference))
+    rundir = _prepare(root, link_time_s=_link_time(reference, SHARE))
+    short_s, long_s = _link_time(reference, SHARE), _link_time(reference, 2.0)
     incidents = {
+        1: Incident(),
         2: Incident(environment={"HPC_CKPT_FAULT": KILL_POINT}),
-        3: Incident(preempt_when=lambda: _reached(rundir) >= PREEMPT_AT, grace_s=GRACE_S),
+        3: Incident(preempt_when=lambda: _steps_of(rundir, 3) >= PREEMPT_AFTER, grace_s=GRACE_S),
     }
-    _run(rundir, _link_time(reference), incidents, lambda status: show("a chain", status))
+    incidents |= {number: Incident(link_time_s=long_s) for number in range(4, LINKS + 1)}
+    _run(rundir, short_s, incidents, lambda status: show("a chain", status))
     return _finished(rundir)
 
 
@@ -69,10 +76,10 @@ def compare(one: Path, other: Path) -> Comparison:
     return Comparison(len(left), sum(map(len, left.values())), tuple(different))
 
 
-def _link_time(reference: ChainStatus) -> float:
-    """Start-up and a good third of the work: the first link cannot finish it, four can."""
+def _link_time(reference: ChainStatus, share: float) -> float:
+    """Start-up, and that share of the reference's work."""
     link = reference.links[-1]
-    return (link.allocated_s - link.useful_s) + 0.42 * link.useful_s
+    return (link.allocated_s - link.useful_s) + share * link.useful_s
 
 
 def _prepare(root: Path, link_time_s: float) -> RunDir:
@@ -82,7 +89,7 @@ def _prepare(root: Path, link_time_s: float) -> RunDir:
     spec = {
         "name": "demo",
         "command": [sys.executable, str(program), f"--epochs={EPOCHS}",
-                    f"--pictures={64 * STEPS_PER_EPOCH}"],
+                    f"--pictures={BATCH * STEPS_PER_EPOCH}"],
         "root": str(root),
         "chain": {"link_time": f"{link_time_s}s", "max_links": LINKS},
         "checkpoint": {"policy": f"every {SAVE_EVERY} steps"},
@@ -119,8 +126,9 @@ def _finished(rundir: RunDir) -> ChainStatus:
     return status
 
 
-def _reached(rundir: RunDir) -> int:
-    return max((link.step_now for link in read_status(rundir).links), default=0)
+def _steps_of(rundir: RunDir, generation: int) -> int:
+    links = [link for link in read_status(rundir).links if link.generation == generation]
+    return max((link.step_now - link.step_from for link in links), default=0)
 
 
 def _final_weights(root: Path) -> dict[str, bytes]:

@@ -72,6 +72,8 @@ class Incident:
     environment: Mapping[str, str] = field(default_factory=dict)
     preempt_when: Callable[[], bool] | None = None
     grace_s: float = 10.0
+    link_time_s: float | None = None
+    """Another length for this link."""
 
 
 class Interrupted(Exception):
@@ -112,7 +114,8 @@ class LocalChain:
         return self._rundir.done() is not None
 
     def _run_link(self, incident: Incident) -> None:
-        self._tell_end(time.time() + self._link_time_s, None)
+        length_s = incident.link_time_s or self._link_time_s
+        self._tell_end(time.time() + length_s, None)
         process = self._start(incident)
         try:
             self._attend(process, incident)

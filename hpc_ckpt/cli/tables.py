@@ -7,16 +7,19 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..chain.layers import Row
 from ..chain.ledger import ChainStatus, LinkSummary, State
-from ..format.manifest import Manifest
 from ..units import format_duration, format_size
+
+if TYPE_CHECKING:  # at run time `status` would pay for pydantic and hashing
+    from ..chain.layers import Row
+    from ..format.manifest import Manifest
 
 _STATE_STYLE = {
     State.COMPLETE: "green",

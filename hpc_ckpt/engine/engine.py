@@ -186,7 +186,10 @@ class Engine:
 
     def close(self, timeout: float | None = None) -> bool:
         """Wait for what is under way; False if it was left behind."""
-        return self._worker.close(timeout)
+        ended = self._worker.close(timeout)
+        if ended:
+            self._buffer = ImageBuffer()  # as large as the state, and not needed any more
+        return ended
 
     # ── in the persist thread ─────────────────────────────────────────────────────────────
     def _persist(self, order: _Order) -> None:

@@ -51,7 +51,8 @@ class Pending:
 
     def wait(self, timeout: float | None = None) -> Path:
         """The checkpoint's path once it is committed; raises what went wrong, or TimeoutError."""
-        if timeout is None and self.step is None and _in_main_thread():
+        waits = self.step is None and not self.done()
+        if timeout is None and waits and _in_main_thread():
             raise UserError(
                 "this save waits for the end of the iteration: call wait() after the next step()"
             )

@@ -79,7 +79,7 @@ def verify(directory: Path) -> list[Defect]:
         manifest = _load_manifest(directory)
     except _Broken as broken:
         return [broken.defect]
-    defects = _check_surroundings(directory, manifest)
+    defects = _check_name(directory, manifest) + _stray_files(directory, manifest)
     headers: dict[str, dict[str, StoredLeaf]] = {}
     for record in manifest.shards:
         found, leaves = _verify_shard(directory, record)
@@ -91,13 +91,15 @@ def verify(directory: Path) -> list[Defect]:
 def open_verified(directory: Path) -> OpenCheckpoint:
     """Read and check every byte once; raises CorruptCheckpoint with all defects found.
 
-    NoCheckpoint means the directory is not there, or went while it was being read.
+    A stray file is verify's to report, not a reason to go back to an older checkpoint: network
+    file systems make such files by themselves (.nfs…). NoCheckpoint means the directory is not
+    there, or went while it was being read.
     """
     try:
         manifest = _load_manifest(directory)
     except _Broken as broken:
         raise _rejected(directory, [broken.defect]) from None
-    defects = _check_surroundings(directory, manifest)
+    defects = _check_name(directory, manifest)
     headers: dict[str, dict[str, StoredLeaf]] = {}
     buffers: dict[str, memoryview] = {}
     for record in manifest.shards:
@@ -151,21 +153,28 @@ def _read_manifest_bytes(descriptor: int) -> bytes:
     return bytes(buffer[:filled])
 
 
-def _check_surroundings(directory: Path, manifest: Manifest) -> list[Defect]:
-    """The directory's name, and files in it that the manifest does not know."""
-    defects = []
+def _check_name(directory: Path, manifest: Manifest) -> list[Defect]:
+    """A directory that is named like a checkpoint must be that checkpoint.
+
+    Under any other name it is a copy somebody made, and none the worse for it.
+    """
     named = CheckpointKey.parse(directory.name)
-    if named != manifest.key:
-        detail = f"says {manifest.key.directory_name}, the directory is {directory.name}"
-        defects.append(Defect(DefectKind.KEY_MISMATCH, MANIFEST_NAME, detail))
+    if named is None or named == manifest.key:
+        return []
+    detail = f"says {manifest.key.directory_name}, the directory is {directory.name}"
+    return [Defect(DefectKind.KEY_MISMATCH, MANIFEST_NAME, detail)]
+
+
+def _stray_files(directory: Path, manifest: Manifest) -> list[Defect]:
+    """Files in the directory that the manifest does not know."""
     known = {MANIFEST_NAME, PIN_NAME, *(record.file for record in manifest.shards)}
     try:
         names = fsio.names_in(directory)
     except OSError as error:
-        return [*defects, Defect(DefectKind.UNREADABLE, ".", str(error))]
+        return [Defect(DefectKind.UNREADABLE, ".", str(error))]
     strays = [name for name in names if name not in known]
     detail = "the manifest does not name it; move it out of the checkpoint"
-    return defects + [Defect(DefectKind.UNEXPECTED_FILE, name, detail) for name in strays]
+    return [Defect(DefectKind.UNEXPECTED_FILE, name, detail) for name in strays]
 
 
 # ── shards ────────────────────────────────────────────────────────────────────────────────

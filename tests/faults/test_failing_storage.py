@@ -38,7 +38,7 @@ def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 def tier(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> FaultyTier:
     """The run's own tier, made to fail on demand."""
     faulty = FaultyTier(rundir.checkpoints)
-    monkeypatch.setattr("hpc_ckpt.running.DirectoryTier", lambda _path: faulty)
+    monkeypatch.setattr("hpc_ckpt.runtime.running.DirectoryTier", lambda _path: faulty)
     return faulty
 
 

@@ -24,8 +24,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpc_ckpt
 from hpc_ckpt import Checkpointer, LinkEnded, events
+from hpc_ckpt.engine.persist import Pending
 from hpc_ckpt.errors import (
     EXIT_SAVED,
+    HpcCkptError,
     NoCheckpoint,
     RestoreMismatch,
     RootError,
@@ -624,6 +626,12 @@ def test_in_a_thread_the_end_is_told_and_raised_on_leaving(root: Path, rundir: R
         thread.start()
         thread.join()
         assert ckpt.should_stop
+        refused: list[Pending] = []
+        late = threading.Thread(target=lambda: refused.append(ckpt.save("too late")))
+        late.start()
+        late.join()
+        with pytest.raises(HpcCkptError, match="not saved: link ended"):
+            refused[0].wait()
     assert (4, [4], None) == (len(trained), steps_of(rundir), rundir.done())
 
 
@@ -776,6 +784,27 @@ def test_a_forked_child_dies_of_term_and_ignores_the_sites_signal(root: Path) ->
         time.sleep(1.2)
         ckpt.step()
         assert not ckpt.should_stop
+
+
+def test_a_forked_child_that_leaves_the_block_ends_nothing(root: Path, rundir: RunDir) -> None:
+    """It neither writes an outcome nor gives back its parent's lease, and may not step."""
+    with warnings.catch_warnings(), Checkpointer(root) as ckpt:
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: on purpose
+        ckpt.step()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                ckpt.step()
+            except UserError:
+                ckpt.__exit__(None, None, None)
+                code = 0
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert (0, None) == (os.waitstatus_to_exitcode(status), rundir.outcome(1))
+        assert not (rundir.lease / "00000001.released").exists()
+        ckpt.step()
+    assert Done(1, 2) == rundir.done()
 
 
 def test_the_profiles_signal_is_caught(root: Path, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_ckpt.lookout import Lookout, Places
 from hpc_ckpt.rundir import RunDir
-from hpc_ckpt.signals import SignalWatch
+from hpc_ckpt.runtime.lookout import Lookout, Places
+from hpc_ckpt.runtime.signals import SignalWatch
 from hpc_ckpt.testing import FakeClock
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_ckpt.errors import UserError
-from hpc_ckpt.meter import RECENT_STEPS, Meter, Metrics
+from hpc_ckpt.runtime.meter import RECENT_STEPS, Meter, Metrics
 
 
 def test_time_is_either_training_or_stall() -> None:
@@ -88,8 +88,6 @@ def test_not_a_number_is_a_number() -> None:
 
 @pytest.mark.parametrize("value", ["high", torch.zeros(2), [1.0]])
 def test_what_is_not_one_number_is_refused_by_name(value: object) -> None:
-    """The error names the metric."""
-    metrics = Metrics()
-    metrics.give(1, None, {"accuracy": value})
+    """The error names the metric, at the step that gave it."""
     with pytest.raises(UserError, match="metric 'accuracy'"):
-        metrics.read()
+        Metrics().give(1, None, {"accuracy": value})

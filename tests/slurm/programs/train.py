@@ -8,9 +8,11 @@ step that is longer than what is left of the allocation.
 
 import argparse
 import os
+import random
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -29,6 +31,8 @@ def main() -> None:
     print(f"pid {os.getpid()}", flush=True)
 
     torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
     data = TensorDataset(torch.randn(8 * BATCHES, 16), torch.randint(0, 4, (8 * BATCHES,)))
     loader = DataLoader(data, batch_size=8, shuffle=True)
     model = nn.Sequential(

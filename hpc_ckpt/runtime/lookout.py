@@ -16,12 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .rundir import HURRY_AFTER_S, Notice, RunDir, read_deadline, read_notice
+from ..rundir import HURRY_AFTER_S, Notice, RunDir, read_deadline, read_notice
 from .signals import SignalWatch
 
 log = logging.getLogger("hpc_ckpt")
 
 LOOK_EVERY_S = 1.0
+LOOK_AT_MOST_EVERY_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,11 @@ class Lookout:
         return changed
 
     # ── the thread ────────────────────────────────────────────────────────────────────────
-    def start(self, after_look: Callable[[], None]) -> None:
-        """Look now and then once a second; `after_look` runs in the thread each time."""
+    def start(self, after_look: Callable[[], float]) -> None:
+        """Look now, then once a second; `after_look` runs in the thread each time.
+
+        It returns the seconds until the next look if that is to come sooner.
+        """
         self.look()
         self._wake = _Wake()
         self._thread = threading.Thread(
@@ -110,18 +114,19 @@ class Lookout:
             self._wake.close()
         return ended
 
-    def _run(self, wake: _Wake, after_look: Callable[[], None]) -> None:
+    def _run(self, wake: _Wake, after_look: Callable[[], float]) -> None:
         poll = select.poll()
         poll.register(wake.descriptor, select.POLLIN)
         if self._signals.wakeup >= 0:
             poll.register(self._signals.wakeup, select.POLLIN)
+        pause_s = LOOK_EVERY_S
         while not self._stopped.is_set():
-            poll.poll(LOOK_EVERY_S * 1000)
+            poll.poll(1000 * min(max(pause_s, LOOK_AT_MOST_EVERY_S), LOOK_EVERY_S))
             if self._stopped.is_set():
                 return
             try:
                 self.look()
-                after_look()
+                pause_s = after_look()
             except Exception:
                 # Without a lookout the link would be killed unsaved.
                 log.exception("the lookout failed; it goes on")

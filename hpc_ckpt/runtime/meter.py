@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import SupportsFloat
 
-from .errors import UserError
+from ..errors import UserError
 
 RECENT_STEPS = 50
 
@@ -62,10 +62,11 @@ class Metrics:
         """The loss as last read; older than the newest loss that was given."""
 
     def give(self, step: int, loss: object, metrics: Mapping[str, object] | None) -> None:
+        """Raises UserError now for what could not be read as one number later."""
         if loss is not None:
-            self._given["loss"] = (step, _without_graph(loss))
+            self._given["loss"] = (step, _kept("loss", loss))
         for name, value in (metrics or {}).items():
-            self._given[str(name)] = (step, _without_graph(value))
+            self._given[str(name)] = (step, _kept(str(name), value))
 
     def read(self, after_step: int = -1) -> dict[str, float]:
         """The values given after a step; what belongs to older weights stays out."""
@@ -80,8 +81,13 @@ class Metrics:
         return values
 
 
-def _without_graph(value: object) -> object:
-    """Holding a loss with its graph would hold every activation of the step."""
+def _kept(name: str, value: object) -> object:
+    """A tensor without its graph, which would hold every activation of the step; else a float."""
+    if not callable(getattr(value, "item", None)):
+        return _as_float(name, value)
+    count = getattr(value, "numel", None)
+    if callable(count) and count() != 1:
+        raise UserError(f"metric {name!r} is not one number: it has {count()} items")
     detach = getattr(value, "detach", None)
     return detach() if callable(detach) else value
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import __version__, events, fsio, lease, rundir
-from .errors import RootError, SpecError
-from .events import Event, EventLog
-from .lease import Lease
+from .. import __version__, events, fsio, lease, rundir
+from ..errors import RootError, SpecError
+from ..events import Event, EventLog
+from ..lease import Lease
+from ..rundir import RunDir
+from ..settings import Settings, resolve
 from .lookout import Places
-from .rundir import RunDir
-from .settings import Settings, resolve
 
 log = logging.getLogger("hpc_ckpt")
 

@@ -14,22 +14,19 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..engine.engine import About, Engine, one_line
+from ..engine.persist import Pending
+from ..errors import Fenced, HpcCkptError
+from ..events import Event
+from ..policy.base import Progress
+from ..rundir import Result
+from ..triggers import Surroundings, Triggers
 from .ending import Ending
-from .engine.engine import About, Engine, one_line
-from .engine.persist import Pending
-from .errors import Fenced
-from .events import Event
-from .lookout import Lookout
+from .lookout import LOOK_EVERY_S, Lookout
 from .meter import Meter, Metrics
-from .policy.base import Progress
-from .rundir import Result
 from .session import Session
-from .triggers import Surroundings, Triggers
 
 log = logging.getLogger("hpc_ckpt")
-
-LAST_WORD_S = 1.5
-"""So long before the deadline the watchdog no longer waits for a save under way."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +160,12 @@ class Boundary:
             self._requested = Pending(reason)
         return self._requested
 
+    def refuse(self, reason: str) -> Pending:
+        """Nothing is saved after the end: the outcome already names the last checkpoint."""
+        pending = Pending(reason)
+        pending.fail(HpcCkptError(f"not saved: {self._parts.ending.error()}"))
+        return pending
+
     def save(self, place: Place, reason: str) -> Pending:
         """Snapshot now; only while the engine is not busy."""
         parts, requested = self._parts, self._requested
@@ -261,21 +264,30 @@ class Boundary:
             self._parts.ending.decide(Result.SAVED, newest.step, standing)
 
     # ── in the lookout thread ─────────────────────────────────────────────────────────────
-    def watch(self) -> None:
+    def watch(self) -> float:
         """The watchdog: says what is saved when no boundary comes in time.
 
         It changes nothing else: the process is left to its end, and a boundary that comes
-        after all has the last word.
+        after all has the last word. Returns the seconds until it wants to look again.
         """
         parts, around = self._parts, self.surroundings()
-        parts.session.events.flush()
         reason = parts.triggers.overdue(around)
-        if reason is None or parts.ending.latched:
-            return
-        under_way = parts.engine.busy or self._ending_now
-        if under_way and not _past_waiting(around):
-            return  # the next look, in a second, finds it committed
-        newest = parts.engine.newest
+        if reason is not None and not parts.ending.latched and self._is_settled(around):
+            self._rescue(reason)
+        parts.session.events.flush()
+        moments = (parts.triggers.overdue_at(around), parts.triggers.last_word_at(around))
+        ahead = [m - around.now_s for m in moments if m is not None and m > around.now_s]
+        return min(ahead, default=LOOK_EVERY_S)
+
+    def _is_settled(self, around: Surroundings) -> bool:
+        """No save is under way that a later look could find committed in time."""
+        if not (self._parts.engine.busy or self._ending_now):
+            return True
+        last_word = self._parts.triggers.last_word_at(around)
+        return last_word is not None and around.now_s >= last_word
+
+    def _rescue(self, reason: str) -> None:
+        parts, newest = self._parts, self._parts.engine.newest
         if newest is None or parts.engine.fenced is not None:
             return
         if parts.engine.committed is None:
@@ -287,7 +299,3 @@ class Boundary:
 
 def _fenced(error: Fenced) -> str:
     return f"fenced: {error}"
-
-
-def _past_waiting(around: Surroundings) -> bool:
-    return around.deadline_s is not None and around.now_s + LAST_WORD_S >= around.deadline_s

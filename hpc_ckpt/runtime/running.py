@@ -8,6 +8,7 @@ program's objects, and takes everything down again.
 from __future__ import annotations
 
 import logging
+import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,26 +17,26 @@ from dataclasses import dataclass
 from signal import SIGTERM
 from typing import Any
 
+from ..engine import restore, snapshot
+from ..engine.engine import Engine, Publisher, one_line
+from ..engine.restore import Restored
+from ..engine.stepped import StepWatch
+from ..errors import LinkEnded
+from ..events import Event
+from ..format.verify import OpenCheckpoint
+from ..rundir import Result
+from ..state import rng
+from ..state.data import DataState
+from ..state.registry import Registry
+from ..tiers.base import Tier
+from ..tiers.directory import DirectoryTier
+from ..triggers import Triggers
 from .boundary import Boundary, Parts, Place
 from .ending import Ending
-from .engine import restore, snapshot
-from .engine.engine import Engine, Publisher, one_line
-from .engine.restore import Restored
-from .engine.stepped import StepWatch
-from .errors import LinkEnded
-from .events import Event
-from .format.verify import OpenCheckpoint
 from .lookout import Lookout
 from .meter import Meter, Metrics
-from .rundir import Result
 from .session import Session, known_save_s
 from .signals import SignalWatch
-from .state import rng
-from .state.data import DataState
-from .state.registry import Registry
-from .tiers.base import Tier
-from .tiers.directory import DirectoryTier
-from .triggers import Triggers
 
 log = logging.getLogger("hpc_ckpt")
 
@@ -55,6 +56,7 @@ class Running:
 
     def __init__(self, session: Session, wishes: Wishes, undo: ExitStack) -> None:
         entered_s = time.time()
+        self.pid = os.getpid()
         self.session = session
         self._wishes = wishes
         self.step = 0
@@ -287,4 +289,4 @@ class Running:
 
 def _warn(message: str) -> None:
     log.warning("%s", message)
-    warnings.warn(message, RuntimeWarning, stacklevel=6)
+    warnings.warn(message, RuntimeWarning, stacklevel=5)

@@ -12,8 +12,8 @@ import os
 import threading
 from collections.abc import Mapping
 
-from .errors import EXIT_COMPLETE, EXIT_SAVED, LinkEnded
-from .rundir import Done, Outcome, Result, write_outcome
+from ..errors import EXIT_COMPLETE, EXIT_SAVED, LinkEnded
+from ..rundir import Done, Outcome, Result, write_outcome
 from .session import Session
 
 log = logging.getLogger("hpc_ckpt")
@@ -29,7 +29,7 @@ class Ending:
         self._lock = threading.Lock()
         self._reason: str | None = None
         self._final = False
-        self._rescued: str | None = None
+        self._rescued: int | None = None
 
     # ── the latch ─────────────────────────────────────────────────────────────────────────
     @property
@@ -61,11 +61,11 @@ class Ending:
             self._write(result, step, reason)
 
     def rescue(self, step: int, reason: str) -> bool:
-        """The watchdog's word; False if it was said already or the final one was."""
+        """The watchdog's word; False if it was said of this step or the final one was."""
         with self._lock:
-            if self._final or self._rescued == reason:
+            if self._final or self._rescued == step:
                 return False
-            self._rescued = reason
+            self._rescued = step
             self._write(Result.SAVED, step, reason)
             return True
 

@@ -1,0 +1,1 @@
+"""One process's stay in a link: from taking up the run directory to the outcome."""
