@@ -17,7 +17,8 @@ demo: $(STAMPS)/installed  ## a chain of four links on this machine, one killed,
 
 test: $(STAMPS)/installed-dev packages  ## everything: lint, types, tests, the real Slurm
 	$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slurm" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slurm
 
 check: $(STAMPS)/installed-dev  ## lint and types only
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """WHY now: policy, notice, deadline and halt become one answer with its reason.
 
-Arithmetic on facts that are passed in. lookout.py watches the files and signals, meter.py the
-clock; what is done about an answer is checkpointer.py's business. The first word of a reason to
+Arithmetic on facts that are passed in. runtime/ watches the files, the signals and the
+clock, and does what an answer says. The first word of a reason to
 stop (notice, deadline, halt) is read by the link runner.
 """
 

@@ -20,6 +20,8 @@ from ..units import parse_duration
 from .backend import Cause, JobRecord
 
 COMMAND_TIMEOUT_S = 30.0
+IS_IT_THERE_TIMEOUT_S = 5.0
+"""For the question whether there is a Slurm at all: without one its commands may just hang."""
 LIVE_STATES = frozenset(
     {"RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT"}
 )
@@ -28,17 +30,16 @@ LIVE_STATES = frozenset(
 Runner = Callable[[Sequence[str]], str]
 
 
-def run_command(argv: Sequence[str], *, stdin: str | None = None) -> str:
+def run_command(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str:
     """Output of a Slurm command; SchedulerError if it fails, is missing or does not answer."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}  # times as unix seconds
     try:
         done = subprocess.run(
             list(argv),
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=COMMAND_TIMEOUT_S,
+            timeout=timeout_s,
             env=environment,
             check=False,
         )
@@ -122,10 +123,10 @@ def cancel_pending(job_id: str, run: Runner = run_command) -> None:
     run(["scancel", "--state=PENDING", job_id])
 
 
-def cluster_name(run: Runner = run_command) -> str | None:
+def cluster_name() -> str | None:
     """The live cluster's name, or None where no Slurm answers."""
     try:
-        text = run(["scontrol", "show", "config"])
+        text = run_command(["scontrol", "show", "config"], IS_IT_THERE_TIMEOUT_S)
     except SchedulerError:
         return None
     match = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)

@@ -163,7 +163,7 @@ def submit(
     print("\n".join(plan.describe()))
     print(f"submitted array {job}")
     print(f"look at it:  hpc-ckpt status {plan.root}")
-    print(f"stop it:     hpc-ckpt stop {plan.root}   (saves first; scancel {job} does not)")
+    print(f"stop it:     hpc-ckpt stop {plan.root}   (saves first; scancel {job} ends it at once)")
 
 
 @app.command()
