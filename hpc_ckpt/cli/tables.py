@@ -59,7 +59,7 @@ def _link_row(link: LinkSummary) -> list[RenderableType]:
         _why(link),
         short(link.allocated_s),
         short(link.stall_s),
-        f"{link.lost_steps} steps" if link.lost_steps else "0",
+        count(link.lost_steps, "step") if link.lost_steps else "0",
         f"{100 * link.goodput:.0f} %",
     ]
 
@@ -88,10 +88,14 @@ def status_view(status: ChainStatus) -> Group:
 
 def totals(status: ChainStatus) -> str:
     return (
-        f"{len(status.links)} links, {short(status.allocated_s)} allocated, "
-        f"goodput {100 * status.goodput:.0f} %, {status.lost_steps} steps lost, "
+        f"{count(len(status.links), 'link')}, {short(status.allocated_s)} allocated, "
+        f"goodput {100 * status.goodput:.0f} %, {count(status.lost_steps, 'step')} lost, "
         f"stall {short(status.stall_s)}"
     )
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def live_view(status: ChainStatus, total_steps: int | None, title: str) -> Group:

@@ -72,14 +72,15 @@ def run_demo(root: Path) -> int:
     screen = console()
     started = time.monotonic()
     try:
+        screen.print("1. The example, undisturbed: the reference.")
         with _live(demo.TOTAL_STEPS) as show:
-            screen.print("1. The example, undisturbed: the reference.")
             reference = demo.run_reference(root / "reference", show)
-            screen.print(f"   {totals(reference)}")
-            screen.print(
-                "2. The same as a chain of short links: one ends by its time limit, one is killed "
-                "with SIGKILL in the middle of a save, one is preempted."
-            )
+        screen.print(f"   {totals(reference)}")
+        screen.print(
+            "2. The same as a chain of short links: one ends by its time limit, one is killed "
+            "with SIGKILL in the middle of a save, one is preempted."
+        )
+        with _live(demo.TOTAL_STEPS) as show:
             status = demo.run_disturbed(root / "chain", reference, show)
     except Interrupted:
         print("interrupted; nothing is left running")
