@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .. import __version__
-from ..errors import Fenced
+from ..errors import CorruptCheckpoint, Fenced
 from ..events import Event, EventLog
 from ..format.manifest import Manifest, ShardRecord
 from ..lease import Lease
@@ -265,6 +265,7 @@ class Engine:
         """Retention, and once per process what killed writers left behind."""
         publisher = self._publisher
         try:
+            self._read_back(committed)
             removed = retain(
                 publisher.tier,
                 publisher.keep,
@@ -284,6 +285,14 @@ class Engine:
         else:
             for key in removed:
                 publisher.events.emit(Event.REMOVED, checkpoint=key.directory_name)
+
+    def _read_back(self, committed: Committed) -> None:
+        """Where retention leaves no other copy, this one must be read before the last goes."""
+        if self._publisher.keep.last > 1:
+            return
+        defects = self._publisher.tier.verify(committed.key)
+        if defects:
+            raise CorruptCheckpoint(committed.path, defects)
 
 
 def versions() -> dict[str, str]:
