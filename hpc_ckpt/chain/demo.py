@@ -91,6 +91,7 @@ def _prepare(root: Path, link_time_s: float) -> RunDir:
         "command": [sys.executable, str(program), f"--epochs={EPOCHS}",
                     f"--pictures={BATCH * STEPS_PER_EPOCH}"],
         "root": str(root),
+        "resources": {"cpus": 1},
         "chain": {"link_time": f"{link_time_s}s", "max_links": LINKS},
         "checkpoint": {"policy": f"every {SAVE_EVERY} steps"},
     }  # fmt: skip

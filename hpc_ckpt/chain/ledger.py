@@ -17,6 +17,8 @@ from ..events import Event
 from ..rundir import RunDir
 
 Record = dict[str, Any]
+LONGEST_KILL_WAIT_S = 300.0
+"""So long after its deadline a link that left no record of its end is taken for dead."""
 
 
 class State(str, Enum):
@@ -142,7 +144,7 @@ def _summarise(
     ended = _last(records, Event.LINK_ENDED)
     holder = lease.holder_of(rundir, generation) or lease.Holder()
     started = float(records[0]["time"])
-    end_time = _end_time(rundir, generation, records, resumed_at is not None)
+    end_time = _end_time(rundir, generation, records, resumed_at is not None, now)
     step_from = _step_from(records)
     commits = [r for r in records if r["event"] == Event.COMMITTED.value]
     step_to = max([step_from, *(int(r["step"]) for r in commits)])
@@ -179,7 +181,7 @@ def _cause(ended: Record | None, records: list[Record], end_time: float | None) 
 
 
 def _end_time(
-    rundir: RunDir, generation: int, records: list[Record], overtaken: bool
+    rundir: RunDir, generation: int, records: list[Record], overtaken: bool, now: float
 ) -> float | None:
     """When it ended; for a link that left no record, the last thing known of it."""
     by_runner = _first(records, Event.LINK_STARTED) is not None
@@ -188,6 +190,8 @@ def _end_time(
         return float(told["time"])
     holder = lease.holder_of(rundir, generation)
     gone = holder is not None and lease.alive_here(holder) is False
+    deadline = rundir.deadline(generation)
+    gone = gone or (deadline is not None and now > deadline + LONGEST_KILL_WAIT_S)
     if gone or overtaken or lease.released(rundir, generation):
         return float(records[-1]["time"])
     return None

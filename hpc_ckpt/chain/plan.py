@@ -301,7 +301,7 @@ def chain_record(
         "command": resolved["command"],
         "argv": spec.argv,
         "cwd": str(plan.cwd),
-        "threads": spec.resources.cpus,
+        "threads": _threads(spec, profile),
         "backend": profile.backend.value,
         "spec": resolved,
         "profile": profile.model_dump(mode="json"),
@@ -309,3 +309,9 @@ def chain_record(
         "after_generation": 0,
         "jobs": [],
     }
+
+
+def _threads(spec: Spec, profile: Profile) -> int | None:
+    """What to pin OMP_NUM_THREADS to; None leaves this machine's own default, all its cores."""
+    asked = "cpus" in spec.resources.model_fields_set
+    return spec.resources.cpus if asked or profile.backend is Backend.SLURM else None
