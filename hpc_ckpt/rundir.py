@@ -8,6 +8,7 @@ set up. Nothing here decides anything; lease.py takes generations, tiers/ writes
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -258,10 +259,12 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
 
 
 def read_deadline(path: Path) -> float | None:
+    """Unix seconds; None where there is no such moment."""
     try:
-        return float(path.read_text(encoding="ascii"))
+        moment = float(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
+    return moment if math.isfinite(moment) else None
 
 
 def read_notice(path: Path) -> Notice | None:

@@ -21,9 +21,9 @@ _DURATION_UNITS = {
     "w": 604800.0, "week": 604800.0, "weeks": 604800.0,
 }  # fmt: skip
 _SIZE_STEPS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+)")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([kmgtp]?)(i?)(b?)", re.IGNORECASE)
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+)", re.ASCII)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([kmgtp]?)(i?)(b?)", re.ASCII | re.IGNORECASE)
 
 
 def parse_duration(text: str | int | float) -> float:
@@ -35,7 +35,7 @@ def parse_duration(text: str | int | float) -> float:
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         return _positive(float(text), text)
     cleaned = str(text).strip().lower()
-    if re.fullmatch(r"\d+(\.\d+)?", cleaned):
+    if re.fullmatch(r"\d+(\.\d+)?", cleaned, re.ASCII):
         return _positive(float(cleaned), text)
     if ":" in cleaned or re.fullmatch(r"\d+-\d+", cleaned):
         return _parse_clock(cleaned)

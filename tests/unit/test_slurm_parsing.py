@@ -19,7 +19,7 @@ RUNNING = (
     "TRES=cpu=1,mem=100M,node=1,billing=1 Command=/a path/with Words=in it WorkDir=/tmp Power= \n"
 )
 PARTITIONS = (
-    "PartitionName=gpu AllowGroups=ALL Default=YES QoS=N/A GraceTime=0 MaxTime=08:00:00 Nodes=c[1-4]\n"
+    "PartitionName=gpu AllowGroups=ALL Default=YES QoS=N/A MaxTime=08:00:00 Nodes=c[1-4]\n"
     "PartitionName=lowpriority Default=NO GraceTime=10 MaxTime=1-00:00:00 PreemptMode=REQUEUE\n"
     "PartitionName=long Default=NO MaxTime=UNLIMITED State=UP\n"
 )
