@@ -49,13 +49,10 @@ def test_other_names_are_no_checkpoints(name: str) -> None:
 
 def test_the_order_is_generation_then_step_then_revision() -> None:
     """Once a newer generation has committed, nothing older is preferred at any step."""
-    keys = [
-        CheckpointKey(1, 900),
-        CheckpointKey(2, 10),
-        CheckpointKey(2, 10, 1),
-        CheckpointKey(2, 11),
-    ]
-    assert keys == sorted(keys[::-1])
+    newest, second, third, oldest = (
+        CheckpointKey(2, 11), CheckpointKey(2, 10, 1), CheckpointKey(2, 10), CheckpointKey(1, 900),
+    )  # fmt: skip
+    assert [oldest, third, second, newest] == sorted([newest, oldest, second, third])
 
 
 def test_the_names_of_the_party_wall(rundir: RunDir) -> None:
