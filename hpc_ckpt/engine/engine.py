@@ -157,6 +157,7 @@ class Engine:
         pending.step = about.step
         self._publisher.events.emit(
             Event.SAVE_STARTED,
+            flush=False,  # the persist thread writes it: a hung file system must not stop training
             step=about.step,
             reason=about.reason,
             training_s=round(about.training_s, 6),
@@ -193,6 +194,7 @@ class Engine:
 
     # ── in the persist thread ─────────────────────────────────────────────────────────────
     def _persist(self, order: _Order) -> None:
+        self._publisher.events.flush()
         try:
             committed = self._commit(order)
         except Exception as error:  # noqa: BLE001 - whatever broke, training goes on
