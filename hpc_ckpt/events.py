@@ -30,7 +30,7 @@ class Event(str, Enum):
     REST_CANCELLED = "chain.rest_cancelled"  # array
     # events/ (runtime)
     RESTORED = "restored"  # step, epoch, checkpoint, skipped, seconds
-    STARTED_FRESH = "started_fresh"  # skipped
+    STARTED_FRESH = "started_fresh"
     PROGRESS = "progress"  # step, epoch, training_s, stall_s, loss
     SAVE_STARTED = "save.started"  # step, reason, training_s
     SAVE_SKIPPED = "save.skipped"  # step, reason

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import socket
@@ -106,23 +107,29 @@ def acquire(rundir: RunDir, holder: Holder, waiting: Waiting) -> Lease:
 
 def acquire_standalone(rundir: RunDir) -> Lease:
     """The lease of a plain `python train.py`: refuses a root that somebody is using."""
-    last = highest(rundir)
-    holder = holder_of(rundir, last)
-    if holder is not None and not released(rundir, last):
-        if alive_here(holder):
-            raise RootError(
-                rundir.root,
-                f"in use by process {holder.pid} on this host (generation {last}); "
-                "stop it first, or choose another root",
-            )
-        if holder.job is not None and alive_here(holder) is None:
-            raise RootError(
-                rundir.root,
-                f"belongs to a submitted chain; its link {last} (job {holder.job}) ran on "
-                f"{holder.host} and did not report its end. Stop the chain with "
-                f"'hpc-ckpt stop {rundir.root}', or choose another root",
-            )
-    return acquire(rundir, Holder.here(), Waiting(probe=alive_here, limit_s=0.0))
+
+    def refuse(holder: Holder) -> bool:
+        _refuse_if_alive(rundir, holder)
+        return False
+
+    # The probe is asked again about whoever wins a race for the same generation.
+    return acquire(rundir, Holder.here(), Waiting(probe=refuse, limit_s=math.inf))
+
+
+def _refuse_if_alive(rundir: RunDir, holder: Holder) -> None:
+    alive = alive_here(holder)
+    if alive:
+        raise RootError(
+            rundir.root,
+            f"in use by process {holder.pid} on this host; stop it first, or choose another root",
+        )
+    if alive is None and holder.job is not None:
+        raise RootError(
+            rundir.root,
+            f"belongs to a submitted chain; its last link (job {holder.job}) ran on "
+            f"{holder.host} and did not report its end. Stop the chain with "
+            f"'hpc-ckpt stop {rundir.root}', or choose another root",
+        )
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────

@@ -156,18 +156,17 @@ class RunDir:
     def log_file(self, generation: int) -> Path:
         return self.logs / f"link-{generation:08d}.log"
 
-    def create(self) -> None:
-        """Make the directories; idempotent, private to the user."""
-        for place in (
-            self.root,
-            self.lease,
-            self.ledger,
-            self.events,
-            self.control,
-            self.checkpoints,
-            self.logs,
-        ):
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Every directory of it, the root first."""
+        inside = (self.lease, self.ledger, self.events, self.control, self.checkpoints, self.logs)
+        return (self.root, *inside)
+
+    def create(self) -> list[Path]:
+        """Make the directories, private to the user; those that this very call made."""
+        parents = [place for place in reversed(self.root.parents) if not place.exists()]
+        made = [place for place in parents if _make(place, 0o777)]
+        return made + [place for place in self.places if _make(place, 0o700)]
 
     def environment(self, generation: int, backend: str) -> dict[str, str]:
         """What a link tells its program; all paths absolute."""
@@ -280,6 +279,16 @@ def read_notice(path: Path) -> Notice | None:
     late = any(moment >= first + HURRY_AFTER_S for moment in times)
     sources = tuple(str(r.get("source", "unknown")) for r in records) or ("unknown",)
     return Notice(first, sources, late or any(r.get("hurry") is True for r in records))
+
+
+def _make(place: Path, mode: int) -> bool:
+    try:
+        place.mkdir(mode=mode)
+    except FileExistsError:
+        if not place.is_dir():
+            raise
+        return False
+    return True
 
 
 def _parse_line(line: str) -> dict[str, Any]:

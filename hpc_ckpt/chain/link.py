@@ -32,7 +32,7 @@ from .backend import Backend, Cause, JobRecord
 from .local import LocalBackend
 from .orders import Orders
 from .slurm import SlurmBackend
-from .verdict import Verdict, judge, reason_to_stop
+from .verdict import Verdict, budget_spent, judge, reason_to_stop
 
 log = logging.getLogger("hpc_ckpt.link")
 
@@ -96,9 +96,7 @@ class LinkRunner:
         halted = self._rundir.halted()
         if halted is not None:
             return f"the chain is halted: {halted}"
-        if generation - self._orders.after_generation > self._orders.max_links:
-            return f"the budget of {self._orders.max_links} links is spent"
-        return None
+        return budget_spent(self._rundir, generation - 1, self._orders)
 
     def _take_lease(self) -> lease.Lease:
         waiting = lease.Waiting(
@@ -165,6 +163,7 @@ class LinkRunner:
 
     def _environment(self) -> dict[str, str]:
         environment = dict(os.environ)
+        environment.update(self._orders.environment)
         environment.update(self._rundir.environment(self._generation, self._backend.name))
         if self._orders.threads:
             # Another thread count gives other sums: the same for every link of the chain.
@@ -187,11 +186,13 @@ class LinkRunner:
         The runtime's own deadline save then comes as late as is safe.
         """
         known = self._deadline
+        if number == signal.SIGTERM:
+            self._give_notice(number.name)  # first: the scheduler may be slow to answer
         self._ask_once(number.name)
         shortened = self._deadline is None or known is None or self._deadline < known - 1.0
         if number == signal.SIGTERM:
-            self._give_notice(number.name)
-        elif shortened:
+            return
+        if shortened:
             self._cause = self._cause or Cause.TIME_LIMIT
             self._give_notice(number.name)
         else:

@@ -8,6 +8,7 @@ when it must end, and leaves nothing running. Standard library only: link.py imp
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import fsio, lease
-from ..errors import HpcCkptError
+from ..errors import HpcCkptError, RootError
 from ..lease import Holder
 from ..rundir import RunDir
 from .backend import Cause, JobRecord
@@ -104,6 +105,22 @@ class LocalChain:
 
     def run(self) -> bool:
         """True if the work is complete. Raises Interrupted after Ctrl-C, nothing left running."""
+        with self._alone():
+            return self._run_links()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Between two links nobody holds the lease; a second runner must not slip in."""
+        descriptor = os.open(self._rundir.control, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise RootError(self._rundir.root, "another 'hpc-ckpt run' is at work on it") from None
+        finally:
+            os.close(descriptor)
+
+    def _run_links(self) -> bool:
         for number in range(1, self._links + 1):
             if self._rundir.done() is not None or self._rundir.halted() is not None:
                 break

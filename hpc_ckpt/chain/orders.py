@@ -25,6 +25,8 @@ class Orders:
     """Links up to this one belong to an earlier submission and are not counted."""
     signal: signal.Signals
     kill_wait_s: float
+    environment: dict[str, str]
+    """Settings of the program that were given at submission, as HPC_CKPT__… variables."""
 
     @classmethod
     def read(cls, rundir: RunDir) -> Orders:
@@ -47,4 +49,5 @@ class Orders:
             after_generation=int(record.get("after_generation", 0)),
             signal=parse_signal(profile["signal"]["name"]),
             kill_wait_s=parse_duration(profile["kill_wait"]),
+            environment={str(k): str(v) for k, v in (record.get("environment") or {}).items()},
         )

@@ -30,7 +30,7 @@ LIVE_STATES = frozenset(
 Runner = Callable[[Sequence[str]], str]
 
 
-def run_command(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+def run_command(argv: Sequence[str], timeout_s: float | None = COMMAND_TIMEOUT_S) -> str:
     """Output of a Slurm command; SchedulerError if it fails, is missing or does not answer."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}  # times as unix seconds
     try:
@@ -99,9 +99,12 @@ def _cause(record: Mapping[str, str], restarts_before: int) -> Cause | None:
 
 
 # ── asking ────────────────────────────────────────────────────────────────────────────────
-def submit_script(script: Path, run: Runner = run_command) -> str:
-    """The id of the array that `script` became."""
-    return parse_submitted(run(["sbatch", "--parsable", str(script)]))
+def submit_script(script: Path) -> str:
+    """The id of the array that `script` became.
+
+    Without a limit of ours: sbatch has its own, and one that was cut off may have submitted.
+    """
+    return parse_submitted(run_command(["sbatch", "--parsable", str(script)], None))
 
 
 def live_jobs(job_ids: Sequence[str], run: Runner = run_command) -> list[str]:

@@ -173,7 +173,8 @@ class Spec(Section):
     def argv(self) -> list[str]:
         """What the runner executes."""
         if isinstance(self.command, str):
-            return ["bash", "-c", self.command]
+            # A program that is killed in front of `| tee log` must not look complete.
+            return ["bash", "-o", "pipefail", "-c", self.command]
         return list(self.command)
 
 

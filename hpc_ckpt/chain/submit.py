@@ -11,11 +11,11 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
+import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from .. import fsio, lease
 from ..errors import RootError, SchedulerError, SpecError
 from ..rundir import RunDir
+from ..settings import ENV_PREFIX
 from ..units import format_duration
 from . import slurm
 from .activation import active
@@ -81,6 +82,8 @@ class Chain:
         """Halt, ask the running link to save, cancel what is pending; the ids cancelled."""
         if self.rundir.chain() is None:
             raise RootError(self.rundir.root, "no chain there; give the root of a run")
+        if self.rundir.done() is not None:
+            raise RootError(self.rundir.root, "the work is complete; there is nothing to stop")
         self.rundir.write_halt(reason)
         last = lease.highest(self.rundir)
         if last and not lease.released(self.rundir, last):
@@ -129,12 +132,22 @@ def submit_loaded(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> 
     check_command(loaded.spec, plan, environ)
     _check_live_limits(loaded, plan)
     script = render(plan, python=sys.executable)
-    with _run_directory(loaded, plan) as rundir:
+    with _uninterrupted(), _run_directory(loaded, plan) as rundir:
         path = rundir.root / SCRIPT_NAME
         fsio.write_atomic(path, os.fsencode(script))
         job = _sbatch(path)
-    _add_job(rundir, job)
+        _add_job(rundir, job)
     return job
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits: an array whose id nobody wrote down could not be stopped."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _sbatch(script: Path) -> str:
@@ -178,45 +191,42 @@ def prepare(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str]) -> Prepare
 def _run_directory(loaded: Loaded, plan: Plan) -> Iterator[RunDir]:
     """Made or taken up again, and claimed for this submission; as it was if that fails."""
     rundir = RunDir(plan.root)
-    made = _topmost_missing(rundir.root)
-    try:
-        _create(rundir)
-        with _claimed(rundir):
+    made = _create(rundir)
+    # Nothing is undone without the claim: whoever has it may be using what we made.
+    with _claimed(rundir):
+        changed = [rundir.chain_file, rundir.halt_file, rundir.root / SCRIPT_NAME]
+        before = {path: _read_or_none(path) for path in changed}
+        try:
             _refuse_if_live(rundir)
-            before = _read_or_none(rundir.chain_file), _read_or_none(rundir.halt_file)
-            try:
-                _write_chain(rundir, loaded, plan)
-                yield rundir
-            except BaseException:
-                _put_back(rundir.chain_file, before[0])
-                _put_back(rundir.halt_file, before[1])
-                (rundir.root / SCRIPT_NAME).unlink(missing_ok=True)
-                raise
-    except BaseException:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
-        raise
+            _write_chain(rundir, loaded, plan)
+            yield rundir
+        except BaseException:
+            for path, data in before.items():
+                _put_back(path, data)
+            _remove_empty(made)
+            raise
 
 
-def _topmost_missing(root: Path) -> Path | None:
-    """What this submission makes, and what goes again if it fails; None: the root was there."""
-    missing = None
-    for place in (root, *root.parents):
-        if os.path.lexists(place):
-            break
-        missing = place
-    return missing
-
-
-def _create(rundir: RunDir) -> None:
+def _create(rundir: RunDir) -> list[Path]:
+    there = [place for place in (*rundir.root.parents, *rundir.places) if place.exists()]
     try:
-        rundir.create()
+        made = rundir.create()
         if not os.access(rundir.root, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
+        _remove_empty([p for p in (*reversed(rundir.root.parents), *rundir.places)
+                       if p not in there])  # fmt: skip
         raise RootError(
             rundir.root, f"cannot be made or written ({error.strerror}); choose another root"
         ) from None
+    return made
+
+
+def _remove_empty(places: Sequence[Path]) -> None:
+    """Innermost first. What somebody else has put something into meanwhile stays."""
+    for place in reversed(places):
+        with contextlib.suppress(OSError):
+            place.rmdir()
 
 
 @contextlib.contextmanager
@@ -269,8 +279,22 @@ def _write_chain(rundir: RunDir, loaded: Loaded, plan: Plan) -> None:
     )
     record["after_generation"] = lease.highest(rundir)
     record["jobs"] = list(old.get("jobs") or ())
+    record["environment"] = _overrides(loaded)
     fsio.write_atomic(rundir.chain_file, _encode(record))
     rundir.halt_file.unlink(missing_ok=True)
+
+
+def _overrides(loaded: Loaded) -> dict[str, str]:
+    """Checkpoint settings from the environment and the command line, for the program's own.
+
+    A program may set its policy in the call; what was asked for at submission outranks that.
+    """
+    return {
+        ENV_PREFIX + row.key.upper().replace(".", "__"): row.value
+        for row in loaded.spec_rows()
+        if row.key.startswith("checkpoint.")
+        and row.origin.startswith(("environment variable ", "--"))
+    }
 
 
 def _add_job(rundir: RunDir, job: str) -> None:

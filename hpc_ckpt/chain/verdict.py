@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from typing import Any
 
 from .. import events, lease
 from ..errors import EXIT_COMPLETE, EXIT_SAVED
@@ -18,6 +19,10 @@ from .orders import Orders
 
 _NOT_ITS_FAULT = frozenset({Cause.PREEMPTED, Cause.REQUEUED, Cause.CANCELLED, Cause.HALTED})
 """Ends that say nothing about whether the program makes progress."""
+
+_NOT_COUNTED = frozenset({Cause.PREEMPTED.value, Cause.REQUEUED.value, None})
+"""Ends that do not use up the budget of links; None is a link that left no record."""
+STARTS_PER_LINK = 10
 
 _SAID = {"deadline": Cause.TIME_LIMIT, "halt": Cause.HALTED, "notice": Cause.STOPPED}
 """What the first word of the runtime's reason means."""
@@ -68,6 +73,10 @@ def judge(rundir: RunDir, generation: int, code: int, seen: Cause | None) -> Ver
 
 
 def _judge_by_code(rundir: RunDir, generation: int, code: int, seen: Cause | None) -> Verdict:
+    if code == EXIT_COMPLETE and _used_checkpointer(rundir, generation):
+        # It always leaves an outcome: this one was killed behind something that returned 0.
+        reason = "the command returned 0, but the program inside it ended without a word"
+        return Verdict(Result.FAILED, seen or Cause.KILLED, reason)
     if code == EXIT_COMPLETE:
         if rundir.done() is None:
             rundir.write_done(Done(generation, None))
@@ -81,6 +90,10 @@ def _judge_by_code(rundir: RunDir, generation: int, code: int, seen: Cause | Non
     return Verdict(Result.FAILED, seen or Cause.CRASHED, f"exit code {code}")
 
 
+def _used_checkpointer(rundir: RunDir, generation: int) -> bool:
+    return any(rundir.events.glob(f"{generation:08d}-*.jsonl"))
+
+
 def reason_to_stop(rundir: RunDir, generation: int, orders: Orders) -> str | None:
     """Why no further link should run after this one, or None."""
     halted = rundir.halted()
@@ -88,7 +101,20 @@ def reason_to_stop(rundir: RunDir, generation: int, orders: Orders) -> str | Non
         return halted
     if _progress_of(rundir, generation) is False and _stuck_before(rundir, generation, orders):
         return "no progress in two links running"
-    if generation - orders.after_generation >= orders.max_links:
+    return budget_spent(rundir, generation, orders)
+
+
+def budget_spent(rundir: RunDir, last: int, orders: Orders) -> str | None:
+    """Whether the links up to `last` have used up the budget, and which.
+
+    Preempted and requeued links, and those that left no record because their node went, do not
+    count: a chain never stops because of them. Starts are bounded all the same.
+    """
+    generations = range(orders.after_generation + 1, last + 1)
+    if len(generations) >= STARTS_PER_LINK * orders.max_links:
+        return f"started {len(generations)} times for a budget of {orders.max_links} links"
+    counted = [g for g in generations if _cause_of(rundir, g) not in _NOT_COUNTED]
+    if len(counted) >= orders.max_links:
         return f"the budget of {orders.max_links} links is spent"
     return None
 
@@ -103,9 +129,16 @@ def _stuck_before(rundir: RunDir, generation: int, orders: Orders) -> bool:
 
 
 def _progress_of(rundir: RunDir, generation: int) -> bool | None:
-    ends = [
-        record.get("progress")
-        for record in events.read(rundir.ledger_file(generation))
-        if record["event"] == Event.LINK_ENDED.value
-    ]
-    return ends[-1] if ends else None
+    progress = _end_of(rundir, generation).get("progress")
+    return progress if isinstance(progress, bool) else None
+
+
+def _cause_of(rundir: RunDir, generation: int) -> str | None:
+    cause = _end_of(rundir, generation).get("cause")
+    return None if cause is None else str(cause)
+
+
+def _end_of(rundir: RunDir, generation: int) -> dict[str, Any]:
+    records = events.read(rundir.ledger_file(generation))
+    ends = [record for record in records if record["event"] == Event.LINK_ENDED.value]
+    return ends[-1] if ends else {}

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError, NoCheckpoint
+from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError, RootError
 from ..format.manifest import Manifest
 from ..format.verify import read_manifest
 from ..format.verify import verify as verify_directory
@@ -30,7 +30,7 @@ def list_checkpoints(root: Path, *, as_json: bool) -> None:
 
 def _listed(rundir: RunDir) -> Iterator[Listed]:
     if not rundir.checkpoints.is_dir():
-        raise NoCheckpoint(rundir.root, "no run there; give the root of a run")
+        raise RootError(rundir.root, "no run there; give the root of a run")
     for key in rundir.committed():
         directory = rundir.checkpoints / key.directory_name
         try:
@@ -80,10 +80,10 @@ def _targets(target: Path) -> list[Path]:
     target = target.absolute()
     if CheckpointKey.parse(target.name) or (target / MANIFEST_NAME).exists():
         if not target.is_dir():
-            raise NoCheckpoint(target)
+            raise RootError(target, "no checkpoint there")
         return [target]
     rundir = RunDir(target)
     if not rundir.checkpoints.is_dir():
-        raise NoCheckpoint(target, "neither a run nor a checkpoint")
+        raise RootError(target, "neither a run nor a checkpoint")
     names = sorted(path.name for path in rundir.checkpoints.iterdir())
     return [rundir.checkpoints / name for name in names if CheckpointKey.parse(name)]

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
-from ..format.defects import Defect, DefectKind
 from ..format.manifest import Manifest
 from ..format.verify import OpenCheckpoint
 from ..rundir import CheckpointKey
@@ -23,9 +22,6 @@ from ..state.tree import decode
 from ..tiers.base import Tier
 
 log = logging.getLogger("hpc_ckpt")
-
-_MAY_BE_GOOD = frozenset({DefectKind.UNREADABLE, DefectKind.UNSUPPORTED_VERSION})
-"""Findings that say more about this program or the file system than about the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +58,10 @@ class Found:
 def newest(tier: Tier) -> Found:
     """Open the newest checkpoint without defects.
 
-    Raises NoCheckpoint when there are checkpoints, none can be used, and one of them may still
-    be good: starting afresh would throw away work because of a file system's bad day.
+    Raises NoCheckpoint when there are checkpoints and none can be used: starting afresh would
+    throw away work because of a bad node or a file system's bad day.
     """
     skipped: list[Skipped] = []
-    doubtful: CheckpointError | OSError | None = None
     for key in _newest_first(tier):
         try:
             return Found(tier.open(key), tuple(skipped))
@@ -75,13 +70,13 @@ def newest(tier: Tier) -> Found:
         except (CheckpointError, OSError) as error:
             log.warning("skipped %s", error)
             skipped.append(Skipped(tier.path_of(key), _why(error)))
-            doubtful = error if _is_doubtful(error) else doubtful
-    if doubtful is not None:
+    if skipped:
+        place = skipped[0].path.parent
+        told = "; ".join(str(one) for one in skipped)
         raise NoCheckpoint(
-            tier.path_of(CheckpointKey(0, 0)).parent,
-            f"none of its checkpoints could be read, and not all are broken: {doubtful}",
-        ) from doubtful
-    return Found(None, tuple(skipped))
+            place, f"none of its checkpoints can be used ({told}). Move it away to start afresh"
+        )
+    return Found(None, ())
 
 
 def _newest_first(tier: Tier) -> Iterator[CheckpointKey]:
@@ -90,12 +85,6 @@ def _newest_first(tier: Tier) -> Iterator[CheckpointKey]:
     while fresh := [key for key in tier.keys() if key not in tried]:  # noqa: SIM118 - not a dict
         tried.add(fresh[-1])
         yield fresh[-1]
-
-
-def _is_doubtful(error: CheckpointError | OSError) -> bool:
-    if isinstance(error, CorruptCheckpoint):
-        return any(isinstance(d, Defect) and d.kind in _MAY_BE_GOOD for d in error.defects)
-    return isinstance(error, OSError)
 
 
 def _why(error: CheckpointError | OSError) -> str:

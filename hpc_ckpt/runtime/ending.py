@@ -40,7 +40,7 @@ class Ending:
         """From here on the link is over, whatever the program does."""
         if self._reason is None:
             self._reason = reason
-            log.info("link ended: %s", reason)
+            log.warning("link ended: %s", reason)
 
     def error(self) -> LinkEnded:
         return LinkEnded(self._reason or "not latched", code=self._code)

@@ -153,9 +153,7 @@ class Running:
         skipped = [str(one) for one in found.skipped]
         if found.checkpoint is None:
             self._restored_key = None
-            self.session.events.emit(Event.STARTED_FRESH, skipped=skipped)
-            if skipped:
-                _warn(f"no valid checkpoint, so training starts afresh: {'; '.join(skipped)}")
+            self.session.events.emit(Event.STARTED_FRESH)
             return
         manifest = found.checkpoint.manifest
         self._restored_key = manifest.key
@@ -212,7 +210,7 @@ class Running:
             self._rng = None
             if self._was_done:
                 self.session.rundir.done_file.unlink(missing_ok=True)
-                self.session.events.emit(Event.REOPENED, step=self.step)
+                self.session.events.emit(Event.REOPENED, flush=False, step=self.step)
         may_save = self.stepped.take()
         if may_save:
             self.meter.boundary()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, events, fsio, lease, rundir
-from ..errors import RootError, SpecError
+from ..errors import RootError, SpecError, UserError
 from ..events import Event, EventLog
 from ..lease import Lease
 from ..rundir import RunDir
@@ -73,6 +73,7 @@ def enter(
     environ: Mapping[str, str],
 ) -> Session:
     """Take up the run directory; raises UserError and leaves nothing half-made."""
+    _refuse_several_ranks(environ)
     in_link = rundir.ENV_GENERATION in environ
     place = RunDir(_choose_root(root, environ, in_link=in_link))
     resolved = resolve(
@@ -82,6 +83,9 @@ def enter(
         log.info("%s", note)
     if place.root in _here:
         raise RootError(place.root, "already in use by another Checkpointer of this process")
+    halted = None if in_link else place.halted()
+    if halted is not None:
+        raise RootError(place.root, f"halted ({halted}); delete {place.halt_file} to go on")
     chain = _prepare(place)
     held = Lease(place, _generation(environ)) if in_link else lease.acquire_standalone(place)
     _here.add(place.root)
@@ -123,6 +127,17 @@ def _choose_root(
     if RunDir(root).root != RunDir(given).root:
         log.info("the chain's run directory %s is used instead of %s", given, root)
     return given
+
+
+def _refuse_several_ranks(environ: Mapping[str, str]) -> None:
+    """Each of several ranks would publish its own state as the whole, and lose the others'."""
+    for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):
+        count = environ.get(name, "1")
+        if count.isdecimal() and int(count) > 1:
+            raise UserError(
+                f"{name}={count}: programs of several processes are not available in this "
+                "version; run one process"
+            )
 
 
 def _generation(environ: Mapping[str, str]) -> int:

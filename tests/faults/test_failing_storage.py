@@ -19,7 +19,7 @@ import torch
 
 from hpc_ckpt import Checkpointer, LinkEnded, events, fsio
 from hpc_ckpt.errors import NoCheckpoint
-from hpc_ckpt.events import Event
+from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.format.defects import Defect, DefectKind
 from hpc_ckpt.rundir import Done, Outcome, Result, RunDir
 from hpc_ckpt.testing import FaultyTier
@@ -190,15 +190,36 @@ def test_storage_that_cannot_be_read_is_not_a_fresh_start(rundir: RunDir, tier: 
         assert 1 == ckpt.global_step
 
 
-def test_when_all_are_broken_training_starts_afresh_and_says_so(rundir: RunDir) -> None:
-    """Nothing broken is ever loaded."""
+def test_when_all_are_broken_nothing_is_started_nor_removed(rundir: RunDir) -> None:
+    """A bad node must not cost the work: a person decides, and is told how."""
     with Checkpointer(rundir.root) as ckpt:
         ckpt.step()
     for shard in rundir.checkpoints.glob("*/rank-*"):
         shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.warns(RuntimeWarning, match="starts afresh"), Checkpointer(rundir.root) as ckpt:
-        assert (None, 0) == (ckpt.restored, ckpt.global_step)
-    assert "shard-size" in recorded(rundir, Event.STARTED_FRESH)[-1]["skipped"][0]
+    before = rundir.committed()
+    with pytest.raises(NoCheckpoint, match=r"shard-size.*Move it away to start afresh"):
+        Checkpointer(rundir.root).__enter__()
+    assert before == rundir.committed()
+
+
+def test_the_training_thread_writes_no_events(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that hangs while a line is written holds up another thread, not training."""
+    writers: list[str] = []
+    write = EventLog._write
+
+    def noted(log: EventLog, lines: list[str]) -> None:
+        writers.append(threading.current_thread().name)
+        write(log, lines)
+
+    with Checkpointer(rundir.root, policy="every 1 steps") as ckpt:
+        monkeypatch.setattr(EventLog, "_write", noted)
+        for _ in ckpt.steps(20):
+            ckpt.step()
+            time.sleep(0.1)
+        seen = set(writers)
+    assert seen and "MainThread" not in seen
 
 
 # ── storage that hangs ────────────────────────────────────────────────────────────────────

@@ -840,3 +840,23 @@ def test_a_policy_object_sees_the_measurements(root: Path, rundir: RunDir) -> No
     assert (None, 0) == (seen[0].save_s, seen[0].saved_step)
     assert (seen[3].save_s or 0) > 0
     assert "the third" == manifest_of(rundir, 0)["reason"]
+
+
+# ── who may use it ────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
+def test_several_processes_are_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Each rank would publish its own state as the whole."""
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(UserError, match=f"{name}=2.*not available in this version"):
+        Checkpointer(root).__enter__()
+    assert not root.exists()
+
+
+def test_a_halted_root_is_not_run_by_hand_without_a_word(root: Path, rundir: RunDir) -> None:
+    """The message names the file that keeps it."""
+    rundir.create()
+    rundir.write_halt("stopped by the user")
+    with pytest.raises(RootError, match=r"halted .stopped by the user.; delete .*halt to go on"):
+        Checkpointer(root).__enter__()

@@ -142,11 +142,42 @@ def test_a_mistake_is_one_line_exit_2_and_nothing_is_left_behind(
 
 
 @pytest.mark.parametrize("verb", ["ls", "verify"])
-def test_looking_for_checkpoints_where_there_are_none(cli: Cli, verb: str) -> None:
-    """Exit 1: nothing is wrong with the command, there is just nothing."""
+def test_looking_for_checkpoints_where_there_is_no_run(cli: Cli, verb: str) -> None:
+    """A mistake, not a defect: exit 2."""
     done = cli(verb, "nowhere")
-    assert 1 == done.returncode
+    assert 2 == done.returncode
     assert 1 == len(done.stderr.splitlines())
+
+
+def test_a_failed_submission_removes_only_what_it_made(cli: Cli, tmp_path: Path) -> None:
+    """A neighbour that appeared in the same new folder meanwhile is left alone."""
+    work = tmp_path / "work"
+    slow = work / "bin" / "sbatch"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/bash\nmkdir -p runs/neighbour && touch runs/neighbour/x; exit 1\n")
+    slow.chmod(0o755)
+    (work / "bin" / "scontrol").write_text("#!/bin/bash\necho PartitionName=gpu Default=YES\n")
+    (work / "bin" / "scontrol").chmod(0o755)
+    path = f"{work / 'bin'}:{os.environ['PATH']}"
+    done = cli("submit", "--profile", "explorer", "--partition", "gpu", "--", "true", PATH=path)
+    assert 2 == done.returncode, done.stderr
+    assert [work / "runs" / "neighbour"] == list((work / "runs").iterdir())
+
+
+def test_settings_of_the_submission_outrank_those_in_the_program(cli: Cli, tmp_path: Path) -> None:
+    """environment and command line > call: the link hands them on as variables."""
+    done = cli("run", "--root", "r", "--policy", "every 7 steps", "--", "bash", "-c",
+               "env | grep HPC_CKPT__")  # fmt: skip
+    assert 0 == done.returncode
+    log = tmp_path / "work" / "r" / "logs" / "link-00000001.log"
+    assert "HPC_CKPT__CHECKPOINT__POLICY=every 7 steps\n" == log.read_text()
+
+
+def test_a_program_killed_in_front_of_a_pipe_is_not_complete(cli: Cli, tmp_path: Path) -> None:
+    """The string form runs with pipefail."""
+    (tmp_path / "work" / "s.yaml").write_text("command: 'false | cat'\nroot: r\n")
+    assert 1 == cli("run", "s.yaml").returncode
+    assert not (tmp_path / "work" / "r" / "DONE").exists()
 
 
 def test_a_finished_root_is_not_run_again_by_accident(cli: Cli) -> None:

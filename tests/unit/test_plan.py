@@ -292,7 +292,7 @@ def test_the_record_of_a_chain() -> None:
         "created": 1.5,
         "version": __version__,
         "command": "python train.py",
-        "argv": ["bash", "-c", "python train.py"],
+        "argv": ["bash", "-o", "pipefail", "-c", "python train.py"],
         "cwd": "/home/u/project",
         "threads": 8,
         "backend": "slurm",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_ckpt.state import rng
+from hpc_ckpt.state import rng, tree
 
 
 def draw() -> tuple[Any, ...]:
@@ -72,7 +72,6 @@ def test_a_capture_holds_only_what_the_state_tree_can_store() -> None:
 
 def test_a_capture_comes_back_through_the_state_tree() -> None:
     """Encoded and decoded, a capture restores the same draws."""
-    tree = pytest.importorskip("hpc_ckpt.state.tree")
     encoded = tree.encode(rng.capture())
     leaves = {leaf.name: memoryview(bytearray(leaf.nbytes)) for leaf in encoded.leaves}
     for leaf in encoded.leaves:

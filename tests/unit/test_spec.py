@@ -65,7 +65,8 @@ def test_a_chain_without_name_is_called_after_its_program(command: Any, expected
 
 def test_a_string_goes_through_bash_and_a_list_does_not() -> None:
     """The two forms of command."""
-    assert ["bash", "-c", "a | b > 'c d'"] == spec(command="a | b > 'c d'").argv
+    piped = "a | b > 'c d'"
+    assert ["bash", "-o", "pipefail", "-c", piped] == spec(command=piped).argv
     assert ["a", "|", "c d"] == spec(command=["a", "|", "c d"]).argv
 
 
