@@ -42,7 +42,7 @@ class Event(str, Enum):
     STOPPING = "stopping"  # step, reason
     FENCED = "fenced"  # newer
     WATCHDOG = "watchdog"  # step, reason
-    ENDED = "ended"  # step, training_s, stall_s, complete
+    ENDED = "ended"  # step, training_s, stall_s, complete, reason
 
 
 class EventLog:

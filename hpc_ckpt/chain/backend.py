@@ -28,6 +28,17 @@ class Cause(str, Enum):
     FENCED = "fenced"
     NOT_STARTED = "could not start"
 
+    @classmethod
+    def said(cls, reason: str) -> Cause | None:
+        """What the first word of the runtime's reason means."""
+        words = {
+            "deadline": cls.TIME_LIMIT,
+            "halt": cls.HALTED,
+            "notice": cls.STOPPED,
+            "fenced": cls.FENCED,
+        }
+        return words.get(reason.partition(":")[0])
+
 
 @dataclass(frozen=True)
 class JobRecord:

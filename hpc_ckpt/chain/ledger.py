@@ -15,6 +15,7 @@ from typing import Any
 from .. import events, lease
 from ..events import Event
 from ..rundir import RunDir
+from .backend import Cause
 
 Record = dict[str, Any]
 LONGEST_KILL_WAIT_S = 300.0
@@ -176,7 +177,9 @@ def _cause(ended: Record | None, records: list[Record], end_time: float | None) 
         return "running", ""
     last = _last(records, Event.ENDED)
     if last is not None:
-        return ("complete" if last.get("complete") else "ended"), str(last.get("reason") or "")
+        reason = str(last.get("reason") or "")
+        cause = Cause.COMPLETE if last.get("complete") else Cause.said(reason) or Cause.CRASHED
+        return cause.value, reason
     return "killed", "it left no record of its end"
 
 

@@ -24,9 +24,6 @@ _NOT_COUNTED = frozenset({Cause.PREEMPTED.value, Cause.REQUEUED.value, None})
 """Ends that do not use up the budget of links; None is a link that left no record."""
 STARTS_PER_LINK = 10
 
-_SAID = {"deadline": Cause.TIME_LIMIT, "halt": Cause.HALTED, "notice": Cause.STOPPED}
-"""What the first word of the runtime's reason means."""
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -62,7 +59,7 @@ def judge(rundir: RunDir, generation: int, code: int, seen: Cause | None) -> Ver
     if outcome is None:
         return _judge_by_code(rundir, generation, code, seen)
     if outcome.outcome is Result.SAVED:
-        cause = seen or _SAID.get(outcome.reason.partition(":")[0], Cause.SAVED)
+        cause = seen or Cause.said(outcome.reason) or Cause.SAVED
         return Verdict(Result.SAVED, cause, outcome.reason)
     if outcome.outcome is Result.FAILED:
         return Verdict(Result.FAILED, seen or Cause.CRASHED, outcome.reason)

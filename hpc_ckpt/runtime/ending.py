@@ -36,6 +36,11 @@ class Ending:
     def latched(self) -> bool:
         return self._reason is not None
 
+    @property
+    def reason(self) -> str:
+        """Why the link ended; nothing while it has not."""
+        return self._reason or ""
+
     def latch(self, reason: str) -> None:
         """From here on the link is over, whatever the program does."""
         if self._reason is None:

@@ -281,6 +281,7 @@ class Running:
             training_s=round(self.meter.training_s, 6),
             stall_s=round(self.meter.stall_s, 6),
             complete=self.session.rundir.done() is not None,
+            reason=self.ending.reason,
         )
         self.session.close()
 

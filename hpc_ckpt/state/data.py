@@ -168,6 +168,15 @@ class DataState:
         self._inside = _Scope(int(state["epoch"]), state["positions"])
         self._outside = _Scope(OUTSIDE, state["outside"])
 
+    def _unconfirmed(self) -> dict[str, tuple[Position, int]]:
+        """Positions with a batch handed out since the last step, and how many they had."""
+        return {
+            name: (position, position.yielded)
+            for scope in (self._inside, self._outside)
+            for name, position in scope.positions.items()
+            if position.yielded > position.used
+        }
+
     def _is_current(self, name: str, position: Position) -> bool:
         return any(scope.positions.get(name) is position for scope in (self._inside, self._outside))
 
@@ -224,8 +233,10 @@ class Batches:
         source = self._open(position)
         if self._resumed is not None:
             self._resumed()
+        around = self._state._unconfirmed()
         while not self._stopped():
             self._refuse_if_overtaken(position)
+            self._refuse_if_nested(around)
             with self._at_home():
                 batch = next(source, _END)
             if batch is _END:
@@ -252,6 +263,16 @@ class Batches:
                 return iter(())
             rng.seed_all(*tag, "workers")
             return state._twin(self._loader, self._name).start(chain((first,), order))
+
+    def _refuse_if_nested(self, around: Mapping[str, tuple[Position, int]]) -> None:
+        """A batch that spans several steps is used and not used: no count can say so."""
+        for name, (outer, yielded) in around.items():
+            if name != self._name and outer.yielded == yielded == outer.used:
+                raise UnsupportedLoader(
+                    f"batches(name={self._name!r}) goes on inside one batch of {name!r} with "
+                    f"step() in between, so the position of {name!r} cannot be kept. Call step() "
+                    f"once per batch of {name!r}, or make it a plain loop outside batches()"
+                )
 
     def _refuse_if_overtaken(self, position: Position) -> None:
         if not self._state._is_current(self._name, position):

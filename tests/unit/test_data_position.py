@@ -386,3 +386,25 @@ def test_loaders_are_not_kept_alive() -> None:
     del source
     gc.collect()
     assert gone() is None
+
+
+def test_a_batch_that_spans_several_steps_is_refused() -> None:
+    """Nested passes with step() inside: the outer batch is used and not used at once."""
+    state = DataState(1)
+    with pytest.raises(UnsupportedLoader, match=r"inside one batch of 'outer' with step\(\)"):
+        for _ in state.batches(loader(), "outer", stopped=go_on):
+            for _ in state.batches(loader(), "inner", stopped=go_on):
+                state.confirm()
+
+
+@pytest.mark.parametrize("per_outer", [1, 2])
+def test_loops_side_by_side_are_not_nested(per_outer: int) -> None:
+    """zip, and a second source drawn from between two steps, keep their positions."""
+    state = DataState(1)
+    inner = iter(state.batches(loader(), "inner", stopped=go_on))
+    for _ in state.batches(loader(), "outer", stopped=go_on):
+        drawn = [next(inner, None) for _ in range(per_outer)]
+        state.confirm()
+        if None in drawn:
+            break
+    assert state.positions["inner"].exhausted or state.positions["outer"].exhausted

@@ -104,6 +104,14 @@ def test_a_plain_program_without_a_runner_has_links_too(rundir: RunDir) -> None:
     assert ("complete", START + 9) == (link.cause, link.ended)
 
 
+def test_a_plain_program_tells_why_it_ended(rundir: RunDir) -> None:
+    """In the same words as a link's."""
+    ended = {"step": 5, "complete": False, "reason": "notice: SIGTERM"}
+    wrote(rundir, 1, ("started_fresh", 0, {}), ("ended", 9, ended))
+    wrote(rundir, 2, ("restored", 10, {"step": 5}), ("ended", 19, {**ended, "reason": ""}))
+    assert ["stopped by signal", "crashed"] == [link.cause for link in status(rundir).links]
+
+
 def test_the_end_of_the_program_is_not_the_end_of_the_link(rundir: RunDir) -> None:
     """Between the two the runner judges."""
     wrote(rundir, 1, ("link.started", 0, {"step": 0}), ("ended", 9, {"step": 5}))
