@@ -17,6 +17,7 @@ from hpc_ckpt.chain.ledger import State, read_status
 from hpc_ckpt.chain.local import Incident, LocalChain
 from hpc_ckpt.chain.orders import Orders
 from hpc_ckpt.chain.verdict import budget_spent, judge
+from hpc_ckpt.errors import RootError
 from hpc_ckpt.events import Event
 from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey, RunDir
 
@@ -362,3 +363,12 @@ def test_the_runner_imports_only_the_standard_library(tmp_path: Path) -> None:
         [sys.executable, "-I", "-c", script], capture_output=True, text=True, cwd=os.sep
     )
     assert "['hpc_ckpt']\n" == done.stdout
+
+
+def test_two_local_runners_cannot_share_a_root(chain: Chain) -> None:
+    """Not even between two links, when nobody holds the lease."""
+    rundir = chain("true")
+    first = LocalChain(rundir, links=1, link_time_s=5, kill_wait_s=1)
+    with first._alone(), pytest.raises(RootError, match="another 'hpc-ckpt run'"):
+        run(rundir)
+    assert run(rundir) is True

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,3 +187,30 @@ def test_an_unwritable_root_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(RootError, match="cannot take a lease") as caught:
         take(rundir)
     assert 2 == caught.value.exit_code
+
+
+def _start_at_once(root: Path, ready: Any, told: "multiprocessing.Queue[str]", over: Any) -> None:
+    ready.wait()
+    try:
+        lease.acquire_standalone(RunDir(root))
+        told.put("started")
+        over.wait(30)
+    except RootError:
+        told.put("refused")
+
+
+def test_of_several_that_start_at_once_one_gets_the_root(rundir: RunDir) -> None:
+    """The others are refused, not fenced a moment later."""
+    context = multiprocessing.get_context("spawn")
+    ready, over, told = context.Barrier(4), context.Event(), context.Queue()
+    workers = [
+        context.Process(target=_start_at_once, args=(rundir.root, ready, told, over))
+        for _ in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    answers = sorted(told.get(timeout=60) for _ in workers)
+    over.set()
+    for worker in workers:
+        worker.join()
+    assert ["refused", "refused", "refused", "started"] == answers
