@@ -51,6 +51,8 @@ class Trial:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Under nohup and in some CI SIGINT is ignored, which is inherited.
+            preexec_fn=_listen_to_ctrl_c,  # noqa: PLW1509 - no other thread holds a lock here
         )
         self.processes.append(process)
         return process
@@ -159,6 +161,10 @@ def outcome(one: Trial, generation: int = 1) -> tuple[Result, int | None, str]:
 
 # ── kill -9 ───────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("workers", ["0", "2"])
+def _listen_to_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_random_kills_change_no_bit(
     trial: Callable[..., Trial], reference: tuple[dict[int, str], str], workers: str
 ) -> None:

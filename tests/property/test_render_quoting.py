@@ -83,7 +83,10 @@ def test_any_command_line_reaches_bash(command: str) -> None:
     spec = Spec.model_validate({"command": command, "root": "/r"})
     plan = plan_chain(spec, profile(), cwd=CWD)
     record = json.loads(json.dumps(chain_record(spec, profile(), plan, chain="x", created=0.0)))
-    assert (["bash", "-c", command], command) == (record["argv"], record["command"])
+    assert (["bash", "-o", "pipefail", "-c", command], command) == (
+        record["argv"],
+        record["command"],
+    )
 
 
 @settings(deadline=None)
