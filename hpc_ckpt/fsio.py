@@ -82,7 +82,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600
     try:
         _write_durably(temporary, data, mode)
         temporary.replace(target)
-    except BaseException:
+    except BaseException:  # cleaned up, then raised again
         temporary.unlink(missing_ok=True)
         raise
     reached("atomic.renamed")
@@ -107,7 +107,7 @@ def create_file(path: str | os.PathLike[str], mode: int = 0o600) -> int:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         os.fchmod(descriptor, mode)
-    except BaseException:
+    except BaseException:  # closed, then raised again
         os.close(descriptor)
         raise
     return descriptor

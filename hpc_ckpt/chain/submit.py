@@ -200,7 +200,7 @@ def _run_directory(loaded: Loaded, plan: Plan) -> Iterator[RunDir]:
             _refuse_if_live(rundir)
             _write_chain(rundir, loaded, plan)
             yield rundir
-        except BaseException:
+        except BaseException:  # put back, then raised again
             for path, data in before.items():
                 _put_back(path, data)
             _remove_empty(made)

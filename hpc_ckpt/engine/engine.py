@@ -167,7 +167,7 @@ class Engine:
         except (OSError, MemoryError) as error:
             self._failed(pending, error, began)
             return pending
-        except BaseException:
+        except BaseException:  # raised again
             self._began_s = None
             raise
         order = _Order(

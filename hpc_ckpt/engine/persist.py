@@ -66,7 +66,7 @@ class Pending:
                 self.seen = True
                 raise
             raise TimeoutError(f"the save is not committed after {timeout} s") from None
-        except Exception:
+        except Exception:  # noted as told, then raised again
             self.seen = True
             raise
         self.seen = True

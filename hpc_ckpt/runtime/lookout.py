@@ -127,7 +127,7 @@ class Lookout:
             try:
                 self.look()
                 pause_s = after_look()
-            except Exception:
+            except Exception:  # whatever it was, the looking must go on
                 # Without a lookout the link would be killed unsaved.
                 log.exception("the lookout failed; it goes on")
                 self._stopped.wait(LOOK_EVERY_S)

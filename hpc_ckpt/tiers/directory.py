@@ -122,7 +122,7 @@ class DirectoryStaging:
             self.path.mkdir(mode=DIRECTORY_MODE)
             self.path.chmod(DIRECTORY_MODE)
             fsio.reached("stage.created")
-        except BaseException:
+        except BaseException:  # discarded, then raised again
             self._discard()
             raise
         return self

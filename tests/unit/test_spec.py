@@ -184,22 +184,22 @@ def test_a_spec_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("root", "expected"),
     [
-        ("runs/a", "/work/runs/a"),
+        ("runs/a", "/project/runs/a"),
         ("/abs/b", "/abs/b"),
         ("../c", "/c"),
         ("~/d", "/home/u/d"),
         ("/scratch/$USER/e", "/scratch/me/e"),
-        ("${USER}s/f", "/work/mes/f"),
-        ("a b\n'\"$(x) `y` ~", "/work/a b\n'\"$(x) `y` ~"),
+        ("${USER}s/f", "/project/mes/f"),
+        ("a b\n'\"$(x) `y` ~", "/project/a b\n'\"$(x) `y` ~"),
     ],
 )
 def test_a_root_is_that_of_the_submission(root: str, expected: str) -> None:
     """Every link must find the same place, so nothing is left to expand on a node."""
     environ = {"HOME": "/home/u", "USER": "me"}
-    assert Path(expected) == locate(root, cwd=Path("/work"), environ=environ)
+    assert Path(expected) == locate(root, cwd=Path("/project"), environ=environ)
 
 
 def test_a_variable_in_a_root_must_be_set() -> None:
     """A directory called '$SCRATCH' is never what was meant."""
     with pytest.raises(SpecError, match=r"\$SCRATCH is not set where the chain is submitted"):
-        locate("$SCRATCH/x", cwd=Path("/work"), environ={})
+        locate("$SCRATCH/x", cwd=Path("/project"), environ={})
