@@ -118,6 +118,10 @@ def seen_steps(path: Path) -> set[int]:
     return {int(line.split()[0]) for line in path.read_text().splitlines() if " " in line}
 
 
+def _listen_to_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
     end = time.monotonic() + timeout
     while not condition():
@@ -161,10 +165,6 @@ def outcome(one: Trial, generation: int = 1) -> tuple[Result, int | None, str]:
 
 # ── kill -9 ───────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("workers", ["0", "2"])
-def _listen_to_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_random_kills_change_no_bit(
     trial: Callable[..., Trial], reference: tuple[dict[int, str], str], workers: str
 ) -> None:
