@@ -3,11 +3,13 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VENV_BENCH := .venv-bench
+BENCH := $(VENV_BENCH)/bin
 STAMPS := .make
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge gcc
 CLUSTER := $(STAMPS)/slurm
 
-.PHONY: demo test check format packages slurm-up slurm-down clean help
+.PHONY: demo test soak check format packages slurm-up slurm-down bench bench-quick clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -20,6 +22,10 @@ test: $(STAMPS)/installed-dev packages  ## everything: lint, types, tests, the r
 	$(BIN)/python -m pytest -m "not slurm" -n 2 --dist loadfile
 	$(BIN)/python -m pytest -m slurm
 
+soak: $(STAMPS)/installed-dev  ## at least 500 random kills; HPC_CKPT_SOAK and HPC_CKPT_SOAK_SEED change them
+	HPC_CKPT_SOAK=$${HPC_CKPT_SOAK:-500} HPC_CKPT_SOAK_SEED=$${HPC_CKPT_SOAK_SEED:-$$RANDOM} \
+	  $(BIN)/python -m pytest tests/faults/test_random_kills.py
+
 check: $(STAMPS)/installed-dev  ## lint and types only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -28,6 +34,12 @@ check: $(STAMPS)/installed-dev  ## lint and types only
 format: $(STAMPS)/installed-dev  ## let ruff write what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(STAMPS)/installed-bench  ## checkpoints beside their peers and the machine's limits (hours)
+	$(BENCH)/python -m benchmarks.checkpoint
+
+bench-quick: $(STAMPS)/installed-bench  ## the same in minutes: shows that it runs, not how fast
+	$(BENCH)/python -m benchmarks.checkpoint --quick
 
 packages:        ## Slurm from the system's packages (as root on Debian; else says what to install)
 	@PACKAGES="$(SLURM_PACKAGES)" bash tests/install-packages.sh
@@ -49,6 +61,15 @@ $(STAMPS)/installed: $(VENV)/bin/python pyproject.toml constraints.txt
 $(STAMPS)/installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/installed
+
+$(VENV_BENCH)/bin/python:
+	@$(PYTHON) -m venv $(VENV_BENCH) || { rm -rf $(VENV_BENCH); \
+	  PACKAGES="python3-venv" bash tests/install-packages.sh && $(PYTHON) -m venv $(VENV_BENCH); }
+	@echo '*' > $(VENV_BENCH)/.gitignore
+
+$(STAMPS)/installed-bench: $(VENV_BENCH)/bin/python pyproject.toml constraints.txt
+	$(BENCH)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@mkdir -p $(STAMPS) && touch $@
 
 clean:           ## remove what make made
 	-@$(PYTHON) slurm/devcluster/devcluster.py down $(CLUSTER) 2>/dev/null

@@ -8,7 +8,7 @@ restores; state/ knows the tracked objects and the data position.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,7 @@ from . import testing
 from .engine.persist import Pending
 from .engine.restore import Restored
 from .engine.shelf import best, latest, load
-from .errors import LinkEnded, SpecError, UserError
+from .errors import LinkEnded, UserError
 from .policy.base import Policy
 from .runtime.ending import Ending
 from .runtime.running import Running, Wishes
@@ -49,17 +49,15 @@ class Checkpointer:
         *,
         policy: str | Policy | None = None,
         keep: int | Mapping[str, Any] | Keep | None = None,
-        tiers: object = None,
+        tiers: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         settings: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         seed: int | None = None,
         strict: bool = False,
         strict_restore: bool = True,
         **tracked: Any,
     ) -> None:
-        if tiers is not None:
-            raise SpecError("Checkpointer(tiers=…) is not available in this version; leave it out")
         self._root = root
-        self._call = {"policy": policy, "keep": keep}
+        self._call = {"policy": policy, "keep": keep, "tiers": tiers}
         self._settings = settings
         self._seed = seed
         self._strict = strict
@@ -179,11 +177,12 @@ class Checkpointer:
         inside = live.inside_iteration()
         if wait and inside:
             raise UserError("save(wait=True) inside an iteration: call it after step()")
-        if inside or (live.engine.busy and not wait):
+        if inside or not (live.engine.ready or wait):
             return live.boundary.request(reason)
         with live.stalling():
-            live.engine.wait()
-            pending = live.boundary.save(live.place_between(), reason)
+            if wait:
+                live.engine.wait()
+            pending = live.boundary.save(live.place_between(), reason, urgent=wait)
             if wait:
                 pending.wait()
         return pending

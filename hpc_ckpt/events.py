@@ -36,6 +36,9 @@ class Event(str, Enum):
     SAVE_SKIPPED = "save.skipped"  # step, reason
     COMMITTED = "save.committed"  # step, checkpoint, bytes, stall_s, save_s, training_s, reused
     SAVE_FAILED = "save.failed"  # step, error
+    DRAINED = "drained"  # checkpoint, tier, bytes, seconds
+    DRAIN_FAILED = "drain.failed"  # checkpoint, tier, error
+    DRAIN_DROPPED = "drain.dropped"  # checkpoint, reason
     RETENTION_FAILED = "retention.failed"  # error
     REMOVED = "removed"  # checkpoint
     REOPENED = "reopened"  # step: DONE was taken back, the work goes on

@@ -12,11 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
+import mmap
 import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+
+PAGE = 4096
+"""Memory, offsets and lengths of direct I/O are multiples of this."""
 
 KILL_POINTS = (
     # write_atomic
@@ -47,10 +52,18 @@ KILL_POINTS = (
     "sweep.found",
     "sweep.entry",
     "sweep.deleted",
+    # Staging.adopt; the rest of a drain meets the points of stage and commit
+    "drain.opened",
+    "drain.chunk",
+    "drain.written",
+    "drain.synced",
 )
 """Every name that is announced, in the order in which a save, removal or sweep meets them."""
 
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP)
+_NO_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+_MADV_POPULATE_WRITE = 23
+_TOUCH = 4 * 1024**2
 _observer: Callable[[str], None] | None = None
 _serial = itertools.count()
 
@@ -121,6 +134,71 @@ def write_all(descriptor: int, view: memoryview) -> None:
         if written == 0:
             raise OSError(errno.EIO, "the file system accepted no bytes and gave no reason")
         view = view[written:]
+
+
+# ── direct I/O ────────────────────────────────────────────────────────────────────────────
+def round_up(size: int) -> int:
+    """The next multiple of a page."""
+    return -(-size // PAGE) * PAGE
+
+
+def allocate(size: int) -> mmap.mmap:
+    """Private page-aligned memory that reads as zero; in huge pages where the system has them.
+
+    Not inherited by forked children: without that, every page written after a data worker was
+    forked would exist twice.
+    """
+    memory = mmap.mmap(-1, max(round_up(size), PAGE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_DONTFORK)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def touch(memory: mmap.mmap) -> None:
+    """Make the kernel find the memory now, in slices, rather than at the first write."""
+    for start in range(0, len(memory), _TOUCH):
+        length = min(_TOUCH, len(memory) - start)
+        try:
+            memory.madvise(_MADV_POPULATE_WRITE, start, length)
+        except OSError:  # before Linux 5.14: the first write finds it
+            return
+
+
+def set_direct(descriptor: int, *, direct: bool) -> bool:
+    """Switch a descriptor to or from direct I/O; False where the file system has none."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    wanted = flags | os.O_DIRECT if direct else flags & ~os.O_DIRECT
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, wanted)
+    except OSError:
+        return not direct
+    return True
+
+
+def lacks_direct(error: OSError) -> bool:
+    """Whether an error of direct I/O only means that it is not to be had here."""
+    return error.errno in _NO_DIRECT
+
+
+def write_at(descriptor: int, view: memoryview, offset: int) -> None:
+    """Write every byte at an offset; one pwrite(2) may take less than it is given."""
+    while view.nbytes:
+        written = os.pwrite(descriptor, view, offset)
+        if written == 0:
+            raise OSError(errno.EIO, "the file system accepted no bytes and gave no reason")
+        view, offset = view[written:], offset + written
+
+
+def is_cached(descriptor: int, size: int) -> bool:
+    """Whether reading would be a copy from memory: asked of a few pages, without waiting."""
+    page = bytearray(PAGE)
+    for offset in (0, size // 2, max(size - PAGE, 0)):
+        try:
+            os.preadv(descriptor, [page], offset // PAGE * PAGE, os.RWF_NOWAIT)
+        except OSError:  # would have to wait, or cannot tell
+            return False
+    return True
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:

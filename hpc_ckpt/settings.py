@@ -21,13 +21,15 @@ from typing import Any
 from .errors import SpecError
 from .policy.base import Policy
 from .policy.interval import EverySteps, EveryTime
-from .units import parse_duration
+from .tiers.wishes import ONLY_HOME, TierWish, parse_tiers
+from .units import parse_duration, parse_size
 
 ENV_PREFIX = "HPC_CKPT__"
 DEFAULT_POLICY = "every 10 min"
 """The Northeastern course's advice: every 10 to 15 minutes is okay."""
 LATER_POLICIES = ("young", "daly", "checkfreq", "coci")
-CHECKPOINT_KEYS = ("policy", "keep")
+CHECKPOINT_KEYS = ("policy", "keep", "memory")
+LEAST_MEMORY = 1024**2
 MARGIN_SHARE = 0.04
 MARGIN_LEAST_S = 0.5
 MARGIN_MOST_S = 30.0
@@ -60,6 +62,10 @@ class Settings:
     keep: Keep = field(default_factory=Keep)
     signal: signal.Signals = signal.SIGUSR1
     """The site's warning signal; SIGTERM is always caught as well."""
+    memory: int | None = None
+    """The most bytes of host memory that snapshots may use; None: what is free."""
+    tiers: tuple[TierWish, ...] = ONLY_HOME
+    """Where checkpoints go, fastest first."""
     notes: tuple[str, ...] = ()
     """What the user should be told once, such as what 'auto' means here."""
 
@@ -140,6 +146,17 @@ def _count(value: object, where: str) -> int:
     return _at_least_one(value, where)
 
 
+def parse_memory(value: Any, where: str = "checkpoint.memory") -> int:
+    """Bytes from a size; a bare number is more often a mistake than a wish for bytes."""
+    try:
+        size = parse_size(value)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None
+    if size < LEAST_MEMORY:
+        raise SpecError(f"{where}: {value!r} is less than 1 MiB; say the unit: 512M, 8G")
+    return size
+
+
 def parse_signal(name: object, where: str = "signal.name") -> signal.Signals:
     """The signal a profile names, with or without SIG."""
     text = str(name).upper()
@@ -200,23 +217,42 @@ def resolve(
 ) -> Settings:
     """Settings for a running program: environment over call over file over default.
 
-    Only the `checkpoint` section concerns a running program; HPC_CKPT__CHAIN__… and the like
+    Only `checkpoint` and `tiers` concern a running program; HPC_CKPT__CHAIN__… and the like
     are the chain's and are left to it.
     """
     environ = os.environ if environ is None else environ
     from_file = _read_file(file)
-    overlay = environment_overlay(environ).get("checkpoint", {})
-    section = merge(from_file.get("checkpoint") or {}, _given(call or {}))
+    variables, given = environment_overlay(environ), _given(call or {})
+    said_of_tiers = {
+        f"environment variable {ENV_PREFIX}TIERS": variables.get("tiers"),
+        "Checkpointer(tiers=…)": given.pop("tiers", None),
+        "tiers": from_file.get("tiers"),
+    }
+    overlay = variables.get("checkpoint", {})
+    section = merge(from_file.get("checkpoint") or {}, given)
     section = merge(section, overlay if isinstance(overlay, Mapping) else {})
     reject_unknown(section, CHECKPOINT_KEYS, "checkpoint")
     policy = section.get("policy", "auto")
+    memory = section.get("memory")
     site_signal = (from_file.get("signal") or {}).get("name", "USR1")
     return Settings(
         policy=policy if _is_policy(policy) else parse_policy(policy),
         keep=parse_keep(section["keep"]) if section.get("keep") is not None else Keep(),
         signal=parse_signal(site_signal),
+        memory=None if memory is None else parse_memory(memory),
+        tiers=_tiers(said_of_tiers, from_file.get("storage") or {}, environ),
         notes=(auto_note(),) if policy == "auto" and "policy" in section else (),
     )
+
+
+def _tiers(
+    sources: Mapping[str, object], storage: object, environ: Mapping[str, str]
+) -> tuple[TierWish, ...]:
+    """What the first source says that says anything; lists are replaced whole."""
+    for where, value in sources.items():
+        if value is not None:
+            return parse_tiers(value, storage, environ=environ, cwd=Path.cwd(), where=where)
+    return ONLY_HOME
 
 
 def margin(link_s: float) -> float:
@@ -252,6 +288,8 @@ def _read_file(source: str | os.PathLike[str] | Mapping[str, Any] | None) -> dic
     return {
         "checkpoint": (record.get("spec") or {}).get("checkpoint"),
         "signal": (record.get("profile") or {}).get("signal"),
+        "tiers": (record.get("spec") or {}).get("tiers"),
+        "storage": (record.get("profile") or {}).get("storage"),
     }
 
 

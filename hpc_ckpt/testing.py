@@ -16,7 +16,7 @@ import difflib
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,11 @@ from .errors import SpecError
 from .format.defects import Defect
 from .format.image import HEADER_CAP, ITEM_BITS, ImageLayout, lay_out
 from .format.manifest import CHUNK, Manifest, ShardRecord
-from .format.verify import OpenCheckpoint
+from .format.verify import OpenCheckpoint, Reader
 from .rundir import CheckpointKey
 from .tiers.base import Committed, Tier
 from .tiers.directory import DirectoryStaging, DirectoryTier
+from .tiers.writing import Pace
 
 ENV_FAULT = "HPC_CKPT_FAULT"
 OPERATIONS = (
@@ -39,6 +40,8 @@ OPERATIONS = (
     "stage",
     "write_shard",
     "commit",
+    "adopt",
+    "commit_as",
     "pin",
     "remove",
     "sweep",
@@ -124,6 +127,10 @@ class FaultyTier(DirectoryTier):
         self.meet("open")
         return super().open(key)
 
+    def reader(self, key: CheckpointKey) -> Reader:
+        self.meet("open")
+        return super().reader(key)
+
     def stage(self, key: CheckpointKey) -> DirectoryStaging:
         self.meet("stage")
         return _FaultyStaging(self, key)
@@ -146,13 +153,23 @@ class _FaultyStaging(DirectoryStaging):
         super().__init__(tier, key)
         self._faulty = tier
 
-    def write_shard(self, layout: ImageLayout, image: memoryview) -> ShardRecord:
+    def write_shard(
+        self, layout: ImageLayout, image: memoryview, pace: Pace | None = None
+    ) -> ShardRecord:
         self._faulty.meet("write_shard")
-        return super().write_shard(layout, image)
+        return super().write_shard(layout, image, pace)
 
     def commit(self, manifest: Manifest, guard: Callable[[], None]) -> Committed:
         self._faulty.meet("commit")
         return super().commit(manifest, guard)
+
+    def adopt(self, record: ShardRecord, chunks: Iterable[memoryview]) -> None:
+        self._faulty.meet("adopt")
+        super().adopt(record, chunks)
+
+    def commit_as(self, data: bytes, manifest: Manifest, guard: Callable[[], None]) -> Committed:
+        self._faulty.meet("commit_as")
+        return super().commit_as(data, manifest, guard)
 
 
 @dataclass(frozen=True)
@@ -215,7 +232,7 @@ def make_checkpoint(
     **fields: Any,
 ) -> Committed:
     """Stage, write and commit a small checkpoint whose tree names every leaf."""
-    fields.setdefault("tree", [{"~": "tensor", "leaf": leaf.name} for leaf in leaves])
+    fields.setdefault("tree", [{"$tensor": {"leaf": leaf.name}} for leaf in leaves])
     with tier.stage(key) as staging:
         shards = [
             staging.write_shard(layout, image_of(layout, leaves))

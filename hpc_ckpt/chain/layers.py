@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from .. import resources
 from ..errors import SpecError
 from ..settings import ENV_PREFIX
+from ..tiers.wishes import anchored
 from .complaints import DEFAULT, first_complaint, known_path, nearest
 from .fields import Section
 from .profile import Profile
@@ -124,7 +125,7 @@ def load(
     except SpecError as error:
         raise SpecError(f"{_origin(spec_value, ('root',))}: root: {error}") from None
     return Loaded(
-        spec=spec.model_copy(update={"root": str(root)}),
+        spec=spec.model_copy(update={"root": str(root), "tiers": anchored(spec.tiers, cwd)}),
         profile=_checked(Profile, profile_value),
         spec_value=spec_value,
         profile_value=profile_value,
@@ -225,13 +226,13 @@ def _put(value: Value, path: tuple[str, ...], document: Value) -> Value:
 
 
 def _as_spelt(path: tuple[str, ...], profile: Value) -> tuple[str, ...]:
-    """Environment variables lose the case of a partition's name; the profile has it."""
-    partitions = profile.at(("partitions",))
-    if len(path) < 2 or path[0] != "partitions" or partitions is None:
+    """Environment variables lose the case of a name of the site's own; the profile has it."""
+    named = profile.at(path[:1])
+    if len(path) < 2 or path[0] not in ("partitions", "storage") or named is None:
         return path
-    known = partitions.content if isinstance(partitions.content, dict) else {}
+    known = named.content if isinstance(named.content, dict) else {}
     spelt = {name.lower(): name for name in known}
-    return ("partitions", spelt.get(path[1], path[1]), *path[2:])
+    return (path[0], spelt.get(path[1], path[1]), *path[2:])
 
 
 # ── checking and showing ──────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from typing import Any
 from .. import __version__
 from ..errors import SpecError
 from ..settings import DEFAULT_POLICY, parse_keep
+from ..tiers.wishes import HOME, Survives, check_names
 from ..units import (
     format_duration,
     parse_duration,
@@ -67,6 +68,8 @@ class Plan:
     activations: tuple[Activation, ...]
     policy: str
     keep: str
+    tiers: tuple[str, ...]
+    """Where checkpoints go, for people; empty: the run directory alone."""
     notes: tuple[str, ...]
 
     def describe(self) -> list[str]:
@@ -80,6 +83,7 @@ class Plan:
             f"level     {LEVEL}",
             f"policy    {self.policy}",
             f"keep      {self.keep}",
+            *([f"tiers     {', then '.join(self.tiers)}"] if self.tiers else []),
             *([f"set-up    {self._set_up()}"] if self.backend is Backend.SLURM else []),
             *(f"note      {note}" for note in self.notes),
         ]
@@ -126,6 +130,7 @@ def plan_chain(
         activations=tuple(activations) if slurm and prologue is None else (),
         policy=_policy_text(spec),
         keep=_keep_text(spec),
+        tiers=_tiers_text(spec, profile),
         notes=(*notes, *_partition_notes(spec, profile, partitions)),
     )
 
@@ -263,6 +268,21 @@ def _keep_text(spec: Spec) -> str:
     if keep.best is not None:
         parts.append(f"the best by {keep.best.metric} ({keep.best.mode})")
     return ", ".join(parts)
+
+
+def _tiers_text(spec: Spec, profile: Profile) -> tuple[str, ...]:
+    """Checked here because only spec and profile together know the names."""
+    where = f"tiers: the profile of {profile.cluster}"
+    check_names(spec.tiers, profile.storage, where)
+    shown = []
+    for entry in spec.tiers:
+        known = profile.storage.get(entry)
+        if known is None:
+            shown.append(entry)
+        else:
+            short = "; gone with the job" if known.survives is Survives.PROCESS else ""
+            shown.append(f"{entry} ({known.path}{short})")
+    return tuple(shown) if not shown or HOME in spec.tiers else (*shown, HOME)
 
 
 def _partition_notes(spec: Spec, profile: Profile, partitions: dict[str, Partition]) -> list[str]:

@@ -7,9 +7,10 @@ import re
 from enum import Enum
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from ..settings import parse_signal
+from ..tiers.wishes import Survives, check_storage_name, check_storage_path, parse_quota
 from ..units import parse_duration
 from .fields import Duration, DurationOrZero, Line, Section, Words, checked, line, text
 
@@ -124,8 +125,25 @@ class Directives(Section):
         return skip
 
 
+def _quota(value: object) -> str:
+    shown = text(value).strip()
+    parse_quota(shown, where="")
+    return shown
+
+
+class Storage(Section):
+    """A place for tiers that is not the run directory."""
+
+    path: Annotated[Line, AfterValidator(checked(check_storage_path))]
+    """$TMPDIR and the like get their values on the node."""
+    survives: Survives
+    """A final save goes to what outlives the node, where that is fast enough."""
+    quota: Annotated[str, BeforeValidator(checked(_quota))] | None = None
+    """What one user may have there; more is refused before the first save."""
+
+
 class Profile(Section):
-    not_available: ClassVar[tuple[str, ...]] = ("storage", "failures", "tools")
+    not_available: ClassVar[tuple[str, ...]] = ("failures", "tools")
 
     cluster: Line
     contact: Line | None = None
@@ -135,6 +153,10 @@ class Profile(Section):
     kill_wait: DurationOrZero = "30s"
     """Seconds between TERM and KILL at the end of a job: Slurm's KillWait."""
     chain: ChainRules = ChainRules()
+    storage: dict[Annotated[Line, AfterValidator(checked(check_storage_name))], Storage] = Field(
+        default_factory=dict
+    )
+    """What a spec may name in `tiers`."""
     environment: EnvironmentSection = EnvironmentSection()
     directives: Directives = Directives()
 

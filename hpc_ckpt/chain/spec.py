@@ -17,7 +17,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ..errors import SpecError
-from ..settings import parse_keep, parse_policy
+from ..settings import parse_keep, parse_memory, parse_policy
+from ..tiers.wishes import parse_entries
 from .fields import Count, Duration, Line, Memory, Section, Words, checked, line, text
 
 MOST_LINKS = 1000
@@ -83,6 +84,17 @@ def _policy(value: object) -> str:
     return shown
 
 
+def _snapshot_memory(value: object) -> str:
+    shown = text(value).strip()
+    parse_memory(shown, where="")
+    return shown
+
+
+def _tiers(value: object) -> tuple[str, ...]:
+    items = [text(item) for item in value] if isinstance(value, (list, tuple)) else text(value)
+    return parse_entries(items, where="")
+
+
 class Resources(Section):
     nodes: Count = 1
     gpus: Annotated[int | str, BeforeValidator(_gpus)] = 0
@@ -135,6 +147,8 @@ class CheckpointSection(Section):
     not_available: ClassVar[tuple[str, ...]] = ("overhead",)
     policy: Annotated[str, BeforeValidator(checked(_policy))] = "auto"
     keep: KeepSection = KeepSection()
+    memory: Annotated[str, BeforeValidator(checked(_snapshot_memory))] | None = None
+    """The most host memory that snapshots may use."""
 
     @field_validator("keep")
     @classmethod
@@ -144,7 +158,7 @@ class CheckpointSection(Section):
 
 
 class Spec(Section):
-    not_available: ClassVar[tuple[str, ...]] = ("tiers", "members", "overhead")
+    not_available: ClassVar[tuple[str, ...]] = ("members", "overhead")
 
     name: Annotated[str, BeforeValidator(_name)]
     command: Annotated[Command, BeforeValidator(_command)]
@@ -156,6 +170,8 @@ class Spec(Section):
     resources: Resources = Resources()
     chain: ChainSection = ChainSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    tiers: Annotated[tuple[str, ...], BeforeValidator(checked(_tiers))] = ()
+    """Fastest first: names of the profile's storage, directories (with a slash), or root."""
     level: Annotated[str, BeforeValidator(_level)] = "auto"
 
     @model_validator(mode="before")

@@ -285,16 +285,19 @@ def _write_chain(rundir: RunDir, loaded: Loaded, plan: Plan) -> None:
 
 
 def _overrides(loaded: Loaded) -> dict[str, str]:
-    """Checkpoint settings from the environment and the command line, for the program's own.
+    """Settings of the program's own from the environment and the command line.
 
     A program may set its policy in the call; what was asked for at submission outranks that.
     """
-    return {
-        ENV_PREFIX + row.key.upper().replace(".", "__"): row.value
+    asked = {
+        row.key: row.value
         for row in loaded.spec_rows()
-        if row.key.startswith("checkpoint.")
-        and row.origin.startswith(("environment variable ", "--"))
+        if row.origin.startswith(("environment variable ", "--"))
     }
+    found = {key: value for key, value in asked.items() if key.startswith("checkpoint.")}
+    if "tiers" in asked:
+        found["tiers"] = json.dumps(loaded.spec.tiers)
+    return {ENV_PREFIX + key.upper().replace(".", "__"): value for key, value in found.items()}
 
 
 def _add_job(rundir: RunDir, job: str) -> None:

@@ -1,4 +1,4 @@
-"""The engine: one save at a time, from snapshot to commit, and what follows a commit.
+"""The engine: saves from snapshot to commit, and what follows a commit.
 
 Measures itself and reports events. When to save and when to stop is decided elsewhere.
 """
@@ -10,27 +10,38 @@ import logging
 import platform
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from .. import __version__
-from ..errors import CorruptCheckpoint, Fenced
+from ..errors import Fenced
 from ..events import Event, EventLog
 from ..format.manifest import Manifest, ShardRecord
 from ..lease import Lease
 from ..rundir import CheckpointKey
 from ..settings import Keep
 from ..tiers.base import Committed, Tier
-from ..tiers.retention import retain
+from ..tiers.drain import Drainer
+from ..tiers.stack import Stack
+from ..tiers.writing import Pace
 from .persist import Pending, Worker, persist
-from .snapshot import ImageBuffer, Snapshot
+from .restore import Origin
+from .snapshot import SLOTS, Camera, Snapshot
+from .steady import Steady
+from .tidying import Tidier
+from .times import SaveTimes
 
 log = logging.getLogger("hpc_ckpt")
 
-RECENT_SAVES = 8
+BACKGROUND_RATE = 300e6
+"""Bytes a second while training goes on: what two busy cores hardly notice (ADR 6)."""
+INTERVAL_SHARE = 0.5
+"""A paced persist is over after this part of the time between two saves."""
+NICE = 10
+WORTH_WARMING = 64 * 1024**2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +62,11 @@ class Publisher:
 
     chain: str
     lease: Lease
-    tier: Tier
+    stack: Stack
     keep: Keep
     events: EventLog
+    memory: int | None = None
+    """The most bytes that buffers may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,33 +76,20 @@ class _Order:
     snapshot: Snapshot
     about: About
     pending: Pending
-    parent: str | None
+    tier: Tier
+    pace: Pace
     began_s: float
     stall_s: float
 
 
-class SaveTimes:
-    """The slowest of the recent saves; until one was made here, that of the chain's last link."""
-
-    def __init__(self, known_save_s: float | None = None) -> None:
-        self.stall_s: float | None = None
-        self.save_s = known_save_s
-        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_SAVES)
-
-    def add(self, *, stall_s: float, save_s: float) -> None:
-        self._recent.append((stall_s, save_s))
-        self.stall_s = max(stall for stall, _ in self._recent)
-        self.save_s = max(save for _, save in self._recent)
-
-
 class Engine:
-    """Owns the image buffer, the persist thread and the record of what was committed."""
+    """Owns the buffers, the persist threads and the record of what was committed."""
 
     def __init__(
         self,
         publisher: Publisher,
         *,
-        restored: CheckpointKey | None = None,
+        origin: Origin | None = None,
         step: int = 0,
         known_save_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -97,15 +97,32 @@ class Engine:
         self._publisher = publisher
         self._times = SaveTimes(known_save_s)
         self._clock = clock
-        self._buffer = ImageBuffer()
-        self._worker = Worker("hpc-ckpt-persist")
-        self._newest = restored
+        self._camera = Camera(publisher.memory)
+        self._background = Worker("hpc-ckpt-persist", nice=NICE)
+        # A thread's niceness cannot be taken back: what is urgent has one of its own.
+        self._urgent = Worker("hpc-ckpt-urgent")
+        self._tidier = Tidier(
+            publisher.keep, publisher.lease, publisher.events, on_fenced=self._overtaken
+        )
+        self._drainer = Drainer(
+            publisher.stack,
+            guard=publisher.lease.check,
+            events=publisher.events,
+            after=self._tidier.tidy,
+            pace=lambda: Pace(BACKGROUND_RATE),
+        )
+        self._steady = Steady() if origin is None else Steady(origin.set_apart, origin.shards)
+        self._newest = None if origin is None else origin.key
+        if origin is not None:
+            self._drainer.catch_up(origin.key, origin.tier)
         self.snapshot_step = step
         """Step of the last snapshot, or where this process began."""
         self.snapshot_s = clock()
-        self._began_s: float | None = None
+        self._interval_s: float | None = None
+        self._orders: deque[_Order] = deque()
         self._failure: tuple[Pending, Exception] | None = None
-        self._swept = False
+        self._warming = False
+        self.prepared = False
         self.committed: Committed | None = None
         """The newest checkpoint this process committed."""
         self.fenced: Fenced | None = None
@@ -115,7 +132,13 @@ class Engine:
     # ── what is known ─────────────────────────────────────────────────────────────────────
     @property
     def busy(self) -> bool:
-        return self._worker.busy
+        """Something is being written."""
+        return bool(self._background.left or self._urgent.left)
+
+    @property
+    def ready(self) -> bool:
+        """A snapshot can be taken now."""
+        return not self._warming and len(self._orders) < SLOTS and self._camera.ready
 
     @property
     def newest(self) -> CheckpointKey | None:
@@ -123,16 +146,24 @@ class Engine:
         return self._newest
 
     def save_s(self) -> float | None:
-        """The slowest recent save, or the one under way if that takes longer."""
-        began, known = self._began_s, self._times.save_s
-        if began is None:
+        """How long the next save takes at full speed: the slowest recent one, and as long again
+        for each that has to end before it; or the one under way, if that takes longer."""
+        known, orders = self._times.save_s, tuple(self._orders)
+        if not orders:
             return known
-        return max(self._clock() - began, known or 0.0)
+        longest = max(self._at_full_speed(order) for order in orders)
+        return max(longest, (known or 0.0)) + len(orders) * (known or 0.0)
+
+    def _at_full_speed(self, order: _Order) -> float:
+        return self._clock() - order.began_s - order.pace.waited_s
 
     @property
     def stall_s(self) -> float | None:
-        """Seconds training waited for the slowest recent save."""
+        """Seconds the slowest recent save cost training: waiting, and slower steps beside it."""
         return self._times.stall_s
+
+    def note_stolen(self, seconds: float) -> None:
+        self._times.add_stolen(seconds)
 
     def take_failure(self) -> Exception | None:
         """The error of a background save that nobody has been told of yet."""
@@ -141,18 +172,57 @@ class Engine:
             return None
         return failure[1]
 
+    # ── before the first save ─────────────────────────────────────────────────────────────
+    def prepare(self, state: object, frozen: Collection[int] = ()) -> int:
+        """Plan the copy, and make the buffer in the background; returns its bytes.
+
+        `frozen`: addresses of memory that no optimizer changes.
+        """
+        self.prepared = True
+        self._steady.suggest(self._camera.leaves_at(state, frozen))
+        size = self._camera.plan(state, self._steady.expected)
+        if size >= WORTH_WARMING:
+            self._in_background(lambda: self._camera.warm(size))
+        return size
+
+    def make_room(self) -> None:
+        """A save found no buffer: make the second one, if the memory for it is allowed."""
+        if not self._warming and self._camera.can_grow:
+            self._in_background(self._camera.grow)
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        self._warming = True
+        self._urgent.start(lambda: self._warm(work))
+
+    def _warm(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (OSError, MemoryError) as error:
+            log.warning("no memory for a buffer yet: %s", one_line(error))
+        finally:
+            self._warming = False
+
     # ── saving ────────────────────────────────────────────────────────────────────────────
     def save(
-        self, capture: Callable[[], object], about: About, pending: Pending | None = None
+        self,
+        capture: Callable[[], object],
+        about: About,
+        pending: Pending | None = None,
+        *,
+        urgent: bool = False,
+        within_s: float | None = None,
     ) -> Pending:
-        """Copy the state now, persist it in the background; only while not busy.
+        """Copy the state now, persist it in the background; only while ready.
 
         When it returns, training may go on. What cannot be represented is raised here; what
-        the memory or the storage refuses becomes a failed save.
+        the memory or the storage refuses becomes a failed save. An urgent one is written at full
+        speed, into the tier that is fast enough to be done in `within_s`.
         """
+        if self._warming:
+            self._urgent.wait()
         pending = pending or Pending(about.reason)
         began, self.failed_at_s = self._clock(), None
-        self._began_s = began
+        self._interval_s = began - self.snapshot_s
         self.snapshot_step, self.snapshot_s = about.step, began
         pending.step = about.step
         self._publisher.events.emit(
@@ -163,33 +233,60 @@ class Engine:
             training_s=round(about.training_s, 6),
         )
         try:
-            snapshot = self._buffer.take(capture())
+            snapshot = self._camera.take(capture(), self._steady.expected)
         except (OSError, MemoryError) as error:
-            self._failed(pending, error, began)
+            self._failed(pending, error, save_s=self._clock() - began)
             return pending
-        except BaseException:  # raised again
-            self._began_s = None
-            raise
         order = _Order(
             snapshot=snapshot,
             about=about,
             pending=pending,
-            parent=None if self._newest is None else self._newest.directory_name,
+            tier=self._tier(snapshot.size, urgent=urgent, within_s=within_s),
+            pace=self._pace(snapshot.size, urgent=urgent),
             began_s=began,
             stall_s=self._clock() - began,
         )
-        self._worker.start(lambda: self._persist(order))
+        pending.hurry = self.hurry
+        self._orders.append(order)
+        worker = self._urgent if urgent else self._background
+        worker.start(lambda: self._persist(order))
         return pending
 
+    def _tier(self, size: int, *, urgent: bool, within_s: float | None) -> Tier:
+        stack = self._publisher.stack
+        return stack.choose(size, within_s) if urgent else stack.first
+
+    def _pace(self, size: int, *, urgent: bool) -> Pace:
+        if urgent:
+            return Pace()
+        due = (self._interval_s or 0.0) * INTERVAL_SHARE
+        return Pace(max(BACKGROUND_RATE, size / due if due > 0 else 0.0))
+
+    def hurry(self) -> None:
+        """Somebody waits: what is under way goes on at full speed."""
+        for order in tuple(self._orders):
+            order.pace.hurry()
+
     def wait(self, timeout: float | None = None) -> bool:
-        """True once nothing is under way."""
-        return self._worker.wait(timeout)
+        """True once nothing is under way; in a hurry, for training waits too."""
+        self.hurry()
+        began = self._clock()
+        if not self._background.wait(timeout):
+            return False
+        left = None if timeout is None else max(0.0, timeout - (self._clock() - began))
+        return self._urgent.wait(left)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Wait for what is under way; False if it was left behind."""
-        ended = self._worker.close(timeout)
+        """Wait for what is under way, and for the drain; False if something was left behind."""
+        began = self._clock()
+        ended = self.wait(timeout)
+        for worker in (self._background, self._urgent):
+            worker.close(0.0)
+        left = None if timeout is None else max(0.0, timeout - (self._clock() - began))
+        if not self._drainer.close(left):
+            log.warning("a checkpoint has not arrived in every tier; the next link goes on")
         if ended:
-            self._buffer = ImageBuffer()  # as large as the state, and not needed any more
+            self._camera = Camera()  # as large as the state, and not needed any more
         return ended
 
     # ── in the persist thread ─────────────────────────────────────────────────────────────
@@ -198,45 +295,63 @@ class Engine:
         try:
             committed = self._commit(order)
         except Exception as error:  # noqa: BLE001 - whatever broke, training goes on
-            self._failed(order.pending, error, order.began_s)
+            self._end(order)
+            self._failed(order.pending, error, save_s=self._at_full_speed(order))
             return
-        self._tidy(committed)
+        self._steady.learn(order.snapshot, order.about.step)
+        self._end(order)
+        self._tell(order, committed)
+        self._drainer.order(committed.key, order.tier)
+        self._tidier.tidy(order.tier, committed)
+
+    def _end(self, order: _Order) -> None:
+        order.snapshot.release()
+        self._orders.remove(order)
 
     def _commit(self, order: _Order) -> Committed:
         publisher, about = self._publisher, order.about
-        key = CheckpointKey(publisher.lease.generation, about.step)
-        committed = persist(
+        parent = None if self._newest is None else self._newest.directory_name
+        return persist(
             order.snapshot,
-            publisher.tier,
-            key,
-            lambda shards: self._manifest(order, shards),
+            order.tier,
+            CheckpointKey(publisher.lease.generation, about.step),
+            lambda shards: self._manifest(order, parent, shards),
             publisher.lease.check,
+            steady=self._steady,
+            pace=order.pace,
         )
-        save_s = self._clock() - order.began_s
-        self._times.add(stall_s=order.stall_s, save_s=save_s)
-        self.committed, self._newest, self._began_s = committed, committed.key, None
-        publisher.events.emit(
+
+    def _tell(self, order: _Order, committed: Committed) -> None:
+        about, elapsed_s = order.about, self._clock() - order.began_s
+        full_s = self._at_full_speed(order)
+        self._times.add(stall_s=order.stall_s, save_s=full_s)
+        self._publisher.stack.note(order.tier, committed.size, full_s)
+        self.committed, self._newest = committed, committed.key
+        self._publisher.events.emit(
             Event.COMMITTED,
             step=about.step,
             checkpoint=committed.key.directory_name,
+            tier=order.tier.name,
             bytes=committed.size,
             stall_s=round(order.stall_s, 6),
-            save_s=round(save_s, 6),
+            save_s=round(elapsed_s, 6),
+            full_s=round(full_s, 6),
             training_s=round(about.training_s, 6),
             reused=committed.reused,
         )
         log.info("committed %s (%s)", committed.key.directory_name, about.reason)
         order.pending.succeed(committed)
-        return committed
 
-    def _manifest(self, order: _Order, shards: tuple[ShardRecord, ...]) -> Manifest:
+    def _manifest(
+        self, order: _Order, parent: str | None, shards: tuple[ShardRecord, ...]
+    ) -> Manifest:
         about = order.about
         return Manifest(
             chain=self._publisher.chain,
             generation=self._publisher.lease.generation,
             step=about.step,
             revision=0,
-            parent=order.parent,
+            parent=parent,
             epoch=about.epoch,
             wall_time=time.time(),
             reason=about.reason,
@@ -244,57 +359,26 @@ class Engine:
             world_size=1,
             threads=torch.get_num_threads(),
             versions=versions(),
-            tree=order.snapshot.tree,
+            tree=order.snapshot.make_tree(),
             aliases=order.snapshot.aliases,
             shards=shards,
         )
 
-    def _failed(self, pending: Pending, error: Exception, began_s: float) -> None:
-        self._began_s = None
+    def _failed(self, pending: Pending, error: Exception, *, save_s: float) -> None:
         if isinstance(error, Fenced):
-            self.fenced = error
-            self._publisher.events.emit(Event.FENCED, newer=error.newer)
+            self._overtaken(error)
         else:
             # How long it took to fail says how long the next attempt may take.
-            self._times.add(stall_s=0.0, save_s=self._clock() - began_s)
+            self._times.add(stall_s=0.0, save_s=save_s)
             self._publisher.events.emit(Event.SAVE_FAILED, step=pending.step, error=one_line(error))
             self._failure = (pending, error)
             self.failed_at_s = time.time()
         log.warning("save of step %s failed: %s", pending.step, one_line(error))
         pending.fail(error)
 
-    def _tidy(self, committed: Committed) -> None:
-        """Retention, and once per process what killed writers left behind."""
-        publisher = self._publisher
-        try:
-            self._read_back(committed)
-            removed = retain(
-                publisher.tier,
-                publisher.keep,
-                generation=publisher.lease.generation,
-                newest_verified=committed.key,
-                guard=publisher.lease.check,
-            )
-            if not self._swept:
-                publisher.tier.sweep(publisher.lease.generation)
-                self._swept = True
-        except Fenced as error:
-            self.fenced = error
-            publisher.events.emit(Event.FENCED, newer=error.newer)
-        except Exception as error:  # noqa: BLE001 - the commit stands; the next one tidies again
-            publisher.events.emit(Event.RETENTION_FAILED, error=one_line(error))
-            log.warning("could not remove old checkpoints: %s", error)
-        else:
-            for key in removed:
-                publisher.events.emit(Event.REMOVED, checkpoint=key.directory_name)
-
-    def _read_back(self, committed: Committed) -> None:
-        """Where retention leaves no other copy, this one must be read before the last goes."""
-        if self._publisher.keep.last > 1:
-            return
-        defects = self._publisher.tier.verify(committed.key)
-        if defects:
-            raise CorruptCheckpoint(committed.path, defects)
+    def _overtaken(self, error: Fenced) -> None:
+        self.fenced = error
+        self._publisher.events.emit(Event.FENCED, newer=error.newer)
 
 
 def versions() -> dict[str, str]:

@@ -7,16 +7,21 @@ Knows threads and waiting, and the order of the writes; the tier writes and comm
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import UserError
+from ..format.image import ImageLayout
 from ..format.manifest import Manifest, ShardRecord
 from ..rundir import CheckpointKey
-from ..tiers.base import Committed, Tier
+from ..tiers.base import Committed, Staging, Tier
+from ..tiers.writing import Pace
 from .snapshot import Snapshot
+from .steady import Steady
 
 
 def persist(
@@ -25,14 +30,40 @@ def persist(
     key: CheckpointKey,
     record: Callable[[tuple[ShardRecord, ...]], Manifest],
     guard: Callable[[], None],
+    *,
+    steady: Steady | None = None,
+    pace: Pace | None = None,
 ) -> Committed:
     """Write the shards, then commit; `guard` raises if this process may not publish."""
+    steady = steady or Steady()
     with tier.stage(key) as staging:
         shards = tuple(
-            staging.write_shard(layout, image)
-            for layout, image in zip(snapshot.layouts, snapshot.images, strict=True)
+            _write_or_refer(staging, layout, image, steady if expected else None, pace)
+            for layout, image, expected in zip(
+                snapshot.layouts, snapshot.images, snapshot.steady, strict=True
+            )
         )
-        return staging.commit(record(shards), guard)
+        committed = staging.commit(record(shards), guard)
+    for shard, expected in zip(shards, snapshot.steady, strict=True):
+        if expected:
+            steady.committed(shard, committed.key.directory_name)
+    return committed
+
+
+def _write_or_refer(
+    staging: Staging,
+    layout: ImageLayout,
+    image: memoryview,
+    steady: Steady | None,
+    pace: Pace | None,
+) -> ShardRecord:
+    held = None if steady is None else steady.held(layout, image)
+    if held is not None:
+        try:
+            staging.refer(held)
+        except OSError:  # somebody removed it: written again
+            held = None
+    return staging.write_shard(layout, image, pace) if held is None else held
 
 
 class Pending:
@@ -44,6 +75,8 @@ class Pending:
         """Step of the snapshot; None while it waits for a step boundary."""
         self.seen = False
         """Somebody waited and was told how it ended."""
+        self.hurry: Callable[[], None] | None = None
+        """What whoever waits calls first: nothing is gained by a paced save then."""
         self._future: concurrent.futures.Future[Committed] = concurrent.futures.Future()
 
     def done(self) -> bool:
@@ -59,6 +92,8 @@ class Pending:
         return self.committed(timeout).path
 
     def committed(self, timeout: float | None = None) -> Committed:
+        if self.hurry is not None and not self.done():
+            self.hurry()
         try:
             result = self._future.result(timeout)
         except concurrent.futures.TimeoutError:
@@ -80,35 +115,37 @@ class Pending:
 
 
 class Worker:
-    """One named thread that does one thing at a time.
+    """One named thread that does one thing after the other.
 
     A daemon: a file system that hangs must not keep a finished program from ending.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, nice: int = 0) -> None:
         self._name = name
+        self._nice = nice
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
+        self._changed = threading.Condition()
+        self._left = 0
         self._thread: threading.Thread | None = None
 
     @property
-    def busy(self) -> bool:
-        return not self._idle.is_set()
+    def left(self) -> int:
+        """How many orders are not done yet."""
+        return self._left
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin; only while not busy. `work` must not raise."""
-        if self.busy:
-            raise RuntimeError(f"{self._name} is busy")
-        self._idle.clear()
+        """Do this after all that was ordered before. `work` must not raise."""
+        with self._changed:
+            self._left += 1
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         self._orders.put(work)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """True once idle."""
-        return self._idle.wait(timeout)
+        """True once nothing is left."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._left == 0, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
         """Wait for the work under way; False if it was left behind."""
@@ -119,6 +156,9 @@ class Worker:
         return ended
 
     def _run(self) -> None:
+        if self._nice:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
             work = self._orders.get()
             if work is None:
@@ -126,7 +166,9 @@ class Worker:
             try:
                 work()
             finally:
-                self._idle.set()
+                with self._changed:
+                    self._left -= 1
+                    self._changed.notify_all()
 
 
 def _in_main_thread() -> bool:

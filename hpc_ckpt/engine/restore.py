@@ -7,19 +7,21 @@ Reads and chooses. Putting the state into the program's objects is the registry'
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
-from ..format.manifest import Manifest
-from ..format.verify import OpenCheckpoint
+from ..errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, RestoreMismatch
+from ..format.image import parse_shard_name
+from ..format.manifest import Manifest, ShardRecord
+from ..format.verify import Reader, memory_for
 from ..rundir import CheckpointKey
 from ..state.tree import decode
 from ..tiers.base import Tier
+from ..tiers.stack import Stack
 
 log = logging.getLogger("hpc_ckpt")
 
@@ -48,25 +50,55 @@ class Restored:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The checkpoint a process goes on from, as the next saves need to know it."""
+
+    key: CheckpointKey
+    tier: Tier
+    shards: tuple[ShardRecord, ...]
+    """Its shards beside the first; each says who holds it."""
+    set_apart: frozenset[str]
+    """The leaves in them."""
+
+
+@dataclass(frozen=True)
 class Found:
     """The newest valid checkpoint, if there is one, and what was newer but not valid."""
 
-    checkpoint: OpenCheckpoint | None
+    checkpoint: Reader | None
+    tier: Tier | None
     skipped: tuple[Skipped, ...]
 
+    @property
+    def origin(self) -> Origin | None:
+        if self.checkpoint is None or self.tier is None:
+            return None
+        reader, key = self.checkpoint, self.checkpoint.manifest.key
+        further = [r for r in reader.manifest.shards if (parse_shard_name(r.file) or (0, 0))[1]]
+        return Origin(
+            key=key,
+            tier=self.tier,
+            shards=tuple(replace(r, holder=r.holder or key.directory_name) for r in further),
+            set_apart=frozenset().union(*(reader.leaf_names(r) for r in further)),
+        )
 
-def newest(tier: Tier) -> Found:
-    """Open the newest checkpoint without defects.
+
+def newest(stack: Stack, use: Callable[[Reader], None]) -> Found:
+    """Let `use` read the newest checkpoint; if that finds a defect, the next older one.
 
     Raises NoCheckpoint when there are checkpoints and none can be used: starting afresh would
     throw away work because of a bad node or a file system's bad day.
     """
     skipped: list[Skipped] = []
-    for key in _newest_first(tier):
+    for key, tier in stack.newest_first():
         try:
-            return Found(tier.open(key), tuple(skipped))
+            reader = tier.reader(key)
+            use(reader)
+            return Found(reader, tier, tuple(skipped))
         except NoCheckpoint:
             continue  # removed since the list was made
+        except RestoreMismatch:
+            raise  # it is sound: an older one would not fit either
         except (CheckpointError, OSError) as error:
             log.warning("skipped %s", error)
             skipped.append(Skipped(tier.path_of(key), _why(error)))
@@ -76,15 +108,7 @@ def newest(tier: Tier) -> Found:
         raise NoCheckpoint(
             place, f"none of its checkpoints can be used ({told}). Move it away to start afresh"
         )
-    return Found(None, ())
-
-
-def _newest_first(tier: Tier) -> Iterator[CheckpointKey]:
-    """Every key once, looking again when the list is used up: a writer may have moved on."""
-    tried: set[CheckpointKey] = set()
-    while fresh := [key for key in tier.keys() if key not in tried]:  # noqa: SIM118 - not a dict
-        tried.add(fresh[-1])
-        yield fresh[-1]
+    return Found(None, None, ())
 
 
 def _why(error: CheckpointError | OSError) -> str:
@@ -93,13 +117,32 @@ def _why(error: CheckpointError | OSError) -> str:
     return str(error)
 
 
-def state_of(checkpoint: OpenCheckpoint, *, like: object = None, map_location: Any = None) -> Any:
-    """The state tree as it was saved; tensors own their memory.
+def state_of(
+    checkpoint: Reader,
+    *,
+    like: object = None,
+    map_location: Any = None,
+    targets: Mapping[str, memoryview] | None = None,
+) -> Any:
+    """The state tree as it was saved, every byte checked; tensors own their memory.
 
     `like` is the program's present state of the same form, where there is one: it knows the
-    classes and devices that a checkpoint only names.
+    classes and devices that a checkpoint only names. Leaves in `targets` are read to where they
+    belong, and nowhere else.
     """
-    return decode(checkpoint.manifest.tree, checkpoint.leaf, like=like, map_location=map_location)
+    places = dict(targets or {})
+    for name, size in checkpoint.sizes().items():
+        if name not in places:
+            places[name] = memory_for(size)
+    checkpoint.fill(places)
+    aliases, tree = checkpoint.manifest.aliases, checkpoint.manifest.tree
+    return decode(
+        tree,
+        lambda name: places[aliases.get(name, name)],
+        like=like,
+        map_location=map_location,
+        copy=False,
+    )
 
 
 def differences(manifest: Manifest) -> list[str]:

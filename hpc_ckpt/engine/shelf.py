@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, NoCheckpoint, SpecError
-from ..format.verify import open_verified
+from ..format.verify import open_reader
 from ..rundir import CheckpointKey, RunDir
 from ..tiers.directory import DirectoryTier
 from .restore import state_of
@@ -24,7 +24,7 @@ def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
 
     Its keys: `tracked` (what was passed to Checkpointer, by name), `rng`, `data`, `progress`.
     """
-    return state_of(open_verified(Path(path)), map_location=map_location)
+    return state_of(open_reader(Path(path)), map_location=map_location)
 
 
 def latest(root: str | os.PathLike[str]) -> Path:

@@ -1,82 +1,272 @@
 """Snapshot: a consistent copy of the state in memory, already laid out as the file image.
 
-Copies; it neither writes nor decides when. The buffer is made once and reused, so a save costs
-one copy and no allocation.
+Copies; it neither writes nor decides when. Buffers are made once and reused, so that a save
+costs one copy and no allocation; the plan of that copy is made once for each form of the state.
 """
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..format.image import DATA_ALIGNMENT, ImageLayout, lay_out
-from ..state.tree import Encoded, Leaf, copy_into, encode
+import torch
+
+from .. import fsio
+from ..errors import UserError
+from ..format.image import ImageLayout, LeafSpec, lay_out
+from ..format.manifest import TreeText
+from ..state.leaves import Value
+from ..state.outline import Match, Outline, outline_of
+from ..state.tree import encode
+from ..units import format_size
+from .copying import Copier, buffer_for, on_device
+
+SLOTS = 2
+"""One is written while the other takes the next snapshot."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's state as it will lie on disk. Valid until the buffer's next take()."""
+    """One rank's state as it will lie on disk. Valid until release()."""
 
-    tree: Any
+    make_tree: Callable[[], TreeText | Any]
+    """The tree of the state; made when it is written, not while training waits."""
     aliases: dict[str, str]
     layouts: tuple[ImageLayout, ...]
     images: tuple[memoryview, ...]
+    steady: tuple[bool, ...]
+    """For each image: it holds leaves that are expected not to have changed."""
+    release: Callable[[], None]
+    """Gives the buffer back; called once, when the images are not needed any more."""
 
     @property
     def size(self) -> int:
         return sum(layout.size for layout in self.layouts)
 
 
-def check(state: object) -> None:
-    """Raise UnsupportedState now rather than at the first save; copies nothing."""
-    lay_out(encode(state).leaves)
+def check(state: object) -> int:
+    """Raise UnsupportedState now rather than at the first save; copies nothing.
+
+    Returns the bytes of a snapshot.
+    """
+    return sum(layout.size for layout in lay_out(encode(state).leaves))
 
 
-class ImageBuffer:
+# ── the plan ──────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Where each leaf goes. Made when the form of the state, or what is steady, changes."""
+
+    aliases: dict[str, str]
+    layouts: tuple[ImageLayout, ...]
+    steady: tuple[bool, ...]
+    starts: tuple[int, ...]
+    """Where each image begins in a buffer."""
+    total: int
+    places: list[tuple[int, int]]
+    """[start, end) of each leaf in a buffer, in the order of the leaves."""
+
+
+def _plan(leaves: Sequence[LeafSpec], aliases: dict[str, str], steady: Collection[str]) -> _Plan:
+    moving = lay_out([leaf for leaf in leaves if leaf.name not in steady])
+    still = [leaf for leaf in leaves if leaf.name in steady]
+    layouts = moving + (lay_out(still, first_part=len(moving)) if still else ())
+    starts, total, spans = [], 0, {}
+    for layout in layouts:
+        starts.append(total)
+        for name, (start, end) in layout.spans.items():
+            spans[name] = (total + start, total + end)
+        total += fsio.round_up(layout.size)
+    return _Plan(
+        aliases=aliases,
+        layouts=layouts,
+        steady=tuple(number >= len(moving) for number in range(len(layouts))),
+        starts=tuple(starts),
+        total=total,
+        places=[spans[leaf.name] for leaf in leaves],
+    )
+
+
+# ── the buffers ───────────────────────────────────────────────────────────────────────────
+class Slot:
     """Page-aligned memory that is the file image; grows, and is reused otherwise."""
 
     def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
+        self.memory: memoryview | None = None
+        self.images: tuple[memoryview, ...] = ()
+        self.taken = False
+        self._pinned = False
+        self._plan: _Plan | None = None
+        self._copier: Copier | None = None
 
-    def take(self, state: object) -> Snapshot:
-        """Copy the state. When this returns, training may change every object again."""
-        encoded = encode(state)
-        layouts = lay_out(encoded.leaves)
-        images = self._images(layouts)
-        for layout, image in zip(layouts, images, strict=True):
+    def prepare(self, plan: _Plan, *, pinned: bool) -> Copier:
+        """What copies into the images of a plan; their headers are in place."""
+        if self._plan is plan and self._copier is not None:
+            return self._copier
+        view = self.sized(plan.total, pinned=pinned)
+        starts = zip(plan.layouts, plan.starts, strict=True)
+        self.images = tuple(view[start : start + layout.size] for layout, start in starts)
+        for layout, image in zip(plan.layouts, self.images, strict=True):
             image[: len(layout.header)] = layout.header
-        _copy(encoded, layouts, images)
-        return Snapshot(encoded.tree, encoded.aliases, layouts, images)
+        self._plan, self._copier = plan, Copier(view, plan.places)
+        return self._copier
 
-    def _images(self, layouts: Iterable[ImageLayout]) -> tuple[memoryview, ...]:
-        starts, end = [], 0
-        for layout in layouts:
-            starts.append((end, end + layout.size))
-            end += -(-layout.size // DATA_ALIGNMENT) * DATA_ALIGNMENT
-        view = memoryview(self._of_size(end))
-        return tuple(view[start:stop] for start, stop in starts)
-
-    def _of_size(self, size: int) -> mmap.mmap:
-        if self._memory is None or len(self._memory) < size:
-            self._memory = None  # given back before the larger one is asked for
-            self._memory = _allocate(size)
-        return self._memory
+    def sized(self, size: int, *, pinned: bool) -> memoryview:
+        if self.memory is None or len(self.memory) < size or self._pinned != pinned:
+            self._plan, self._copier, self.images = None, None, ()
+            self.memory = None  # given back before the larger one is asked for
+            self.memory, self._pinned = buffer_for(size, pinned=pinned), pinned
+        return self.memory
 
 
-def _allocate(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # Data workers are forked: without this every page written after a fork would exist twice.
-    memory.madvise(mmap.MADV_DONTFORK)
-    return memory
+class Camera:
+    """Takes snapshots: holds the buffers and remembers the form of the state."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._slots = [Slot()]
+        self._outline: Outline | None = None
+        self._plan: _Plan | None = None
+        self._steady: frozenset[str] = frozenset()
+        self.pinned = False
+
+    @property
+    def ready(self) -> bool:
+        """A buffer is free."""
+        return self._free() is not None
+
+    @property
+    def held(self) -> int:
+        """Bytes of all buffers."""
+        return sum(len(slot.memory) for slot in self._slots if slot.memory is not None)
+
+    def leaves_at(self, state: object, addresses: Collection[int]) -> dict[str, tuple[int, int]]:
+        """The leaves that lie at one of the addresses: bytes of each, and of all leaves."""
+        if not addresses:
+            return {}
+        leaves = encode(state).leaves
+        total = sum(leaf.nbytes for leaf in leaves)
+        return {
+            leaf.name: (leaf.nbytes, total)
+            for leaf in leaves
+            if isinstance(leaf.value, torch.Tensor) and leaf.value.data_ptr() in addresses
+        }
+
+    def plan(self, state: object, steady: frozenset[str]) -> int:
+        """Find the form of the state and where its leaves go; returns the bytes of a buffer.
+
+        `steady`: names of leaves to be put into files of their own.
+        """
+        self._outline = outline_of(state)
+        found = None if self._outline is None else self._outline.match(state)
+        if self._outline is None or found is None:
+            self._outline = None
+            return check(state)
+        self._steady = steady
+        return self._plan_of(self._outline, found).total
+
+    def warm(self, size: int) -> None:
+        """Make the first buffer and let the kernel find its pages, before it is needed."""
+        slot = self._slots[0]
+        if slot.memory is None and not self.pinned:
+            _touch(slot.sized(size, pinned=False))
+
+    @property
+    def can_grow(self) -> bool:
+        """There is one buffer, and the setting leaves room for a second."""
+        if len(self._slots) == SLOTS or self._slots[0].memory is None:
+            return False
+        return self._limit is None or 2 * len(self._slots[0].memory) <= self._limit
+
+    def grow(self) -> None:
+        """Make the second buffer, its pages found before anybody sees it."""
+        first, slot = self._slots[0].memory, Slot()
+        if first is None:
+            return
+        memory = slot.sized(len(first), pinned=self.pinned)
+        if not self.pinned:
+            _touch(memory)
+        self._slots.append(slot)
+
+    def take(self, state: object, steady: frozenset[str] = frozenset()) -> Snapshot:
+        """Copy the state; only while ready. When this returns, training may change it again."""
+        slot = self._free()
+        if slot is None:
+            raise RuntimeError("no buffer is free")
+        if steady != self._steady:
+            self._steady, self._plan = steady, None
+        slot.taken = True
+        try:
+            return self._take(state, slot)
+        except BaseException:  # given back, then raised again
+            slot.taken = False
+            raise
+
+    def _take(self, state: object, slot: Slot) -> Snapshot:
+        found = None if self._outline is None else self._outline.match(state)
+        if found is None:
+            self._plan, self._outline = None, outline_of(state)
+            found = None if self._outline is None else self._outline.match(state)
+        outline = self._outline
+        if found is None or outline is None:
+            return self._take_afresh(state, slot)
+        plan = self._plan or self._plan_of(outline, found)
+        values = [found.values[number] for number in outline.stored]
+        return self._copied(plan, slot, values, lambda: outline.tree(found))
+
+    def _plan_of(self, outline: Outline, found: Match) -> _Plan:
+        values = [found.values[number] for number in outline.stored]
+        self._plan = self._planned(outline.leaves, outline.aliases, values, self._steady)
+        return self._plan
+
+    def _take_afresh(self, state: object, slot: Slot) -> Snapshot:
+        """A form that is not remembered."""
+        encoded = encode(state)
+        values = [leaf.value for leaf in encoded.leaves]
+        plan = self._planned(encoded.leaves, encoded.aliases, values, frozenset())
+        return self._copied(plan, slot, values, lambda: encoded.tree)
+
+    def _planned(
+        self,
+        leaves: Sequence[LeafSpec],
+        aliases: dict[str, str],
+        values: Sequence[Value],
+        steady: frozenset[str],
+    ) -> _Plan:
+        self.pinned = any(on_device(value) for value in values)
+        plan = _plan(leaves, aliases, steady)
+        if self._limit is not None and plan.total > self._limit:
+            raise UserError(
+                f"a snapshot needs {format_size(plan.total)} of memory and checkpoint.memory "
+                f"allows {format_size(self._limit)}: raise the setting, or track less"
+            )
+        return plan
+
+    def _copied(
+        self, plan: _Plan, slot: Slot, values: list[Value], make_tree: Callable[[], Any]
+    ) -> Snapshot:
+        copier = slot.prepare(plan, pinned=self.pinned)
+        copier.copy(values)
+        return Snapshot(
+            make_tree=make_tree,
+            aliases=plan.aliases,
+            layouts=plan.layouts,
+            images=slot.images,
+            steady=plan.steady,
+            release=lambda: _release(slot),
+        )
+
+    def _free(self) -> Slot | None:
+        return next((slot for slot in self._slots if not slot.taken), None)
 
 
-def _copy(
-    encoded: Encoded, layouts: tuple[ImageLayout, ...], images: tuple[memoryview, ...]
-) -> None:
-    leaves: dict[str, Leaf] = {leaf.name: leaf for leaf in encoded.leaves}
-    for layout, image in zip(layouts, images, strict=True):
-        for name, (start, end) in layout.spans.items():
-            copy_into(image[start:end], leaves[name].value)
+def _release(slot: Slot) -> None:
+    slot.taken = False
+
+
+def _touch(memory: memoryview) -> None:
+    if isinstance(memory.obj, mmap.mmap):
+        fsio.touch(memory.obj)

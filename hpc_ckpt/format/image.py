@@ -87,7 +87,11 @@ def parse_shard_name(name: str) -> tuple[int, int] | None:
 
 # ── writing ───────────────────────────────────────────────────────────────────────────────
 def lay_out(
-    leaves: Sequence[LeafSpec], rank: int = 0, *, header_cap: int = HEADER_CAP
+    leaves: Sequence[LeafSpec],
+    rank: int = 0,
+    *,
+    first_part: int = 0,
+    header_cap: int = HEADER_CAP,
 ) -> tuple[ImageLayout, ...]:
     """The files that hold one rank's leaves: one, unless its header would pass the cap.
 
@@ -98,7 +102,10 @@ def lay_out(
         _check_leaf(leaf)
     ordered = sorted(leaves, key=lambda leaf: -ITEM_BITS[leaf.dtype])
     parts = _split(ordered, header_cap)
-    return tuple(_lay_out_file(part, shard_name(rank, n)) for n, part in enumerate(parts))
+    return tuple(
+        _lay_out_file(part, shard_name(rank, number))
+        for number, part in enumerate(parts, first_part)
+    )
 
 
 def _refuse_duplicates(leaves: Iterable[LeafSpec]) -> None:
@@ -141,6 +148,8 @@ def _byte_count(dtype: str, shape: Sequence[int], *, limit: int) -> int | None:
 def _split(leaves: Sequence[LeafSpec], header_cap: int) -> list[list[LeafSpec]]:
     """Consecutive groups whose padded headers each fit under the cap; at least one group."""
     room = header_cap // DATA_ALIGNMENT * DATA_ALIGNMENT - _LENGTH_BYTES
+    if sum(map(_most_cost, leaves), 256) <= room:
+        return [list(leaves)]
     parts: list[list[LeafSpec]] = [[]]
     used, offset = len(_encode({METADATA_NAME: METADATA})), 0
     empty = used
@@ -160,6 +169,11 @@ def _split(leaves: Sequence[LeafSpec], header_cap: int) -> list[list[LeafSpec]]:
 def _entry_cost(leaf: LeafSpec, offset: int) -> int:
     """Bytes this leaf adds to a header: its entry without the braces, and a comma."""
     return len(_encode({leaf.name: _entry(leaf, offset)})) - 1
+
+
+def _most_cost(leaf: LeafSpec) -> int:
+    """No entry costs more: every character escaped, every number of twenty digits."""
+    return 6 * len(leaf.name) + 21 * (len(leaf.shape) + 2) + 64
 
 
 def _entry(leaf: LeafSpec, offset: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import xxhash
@@ -34,6 +34,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 _TAIL = re.compile(rb'"digest": "([0-9a-f]{32})"\n\}\n')
 _TAIL_BYTES = 47
 _SHARD_KEYS = ("file", "size", "chunk", "digests")
+_HOLDER_KEY = "in"
 
 
 def digest(data: bytes | bytearray | memoryview) -> str:
@@ -49,6 +50,8 @@ class ShardRecord:
     size: int
     chunk: int
     digests: tuple[str, ...]
+    holder: str | None = None
+    """Directory name of the older checkpoint that holds the file; None: this one does."""
 
     def __post_init__(self) -> None:
         _require(isinstance(self.file, str), "shards", "file is not text")
@@ -66,18 +69,46 @@ class ShardRecord:
             "shards",
             f"{self.file}: {len(self.digests)} digests for {expected} chunks",
         )
+        _check_directory("shards: in", self.holder)
+
+    @property
+    def place(self) -> str:
+        """The file as seen from the checkpoint: its name, after its holder's if there is one."""
+        return self.file if self.holder is None else f"{self.holder}/{self.file}"
+
+    def same_bytes(self, other: ShardRecord) -> bool:
+        """Whether both name the same content, wherever it lies."""
+        return replace(self, holder=None) == replace(other, holder=None)
 
     @classmethod
     def from_json(cls, record: object) -> ShardRecord:
-        shaped = isinstance(record, dict) and tuple(record) == _SHARD_KEYS
-        _require(shaped, "shards", f"each must have exactly {', '.join(_SHARD_KEYS)}")
-        values: dict[str, Any] = dict(record)  # type: ignore[call-overload] # a dict: just checked
-        _require(isinstance(values["digests"], list), "shards", "digests is not a list")
-        return cls(**{**values, "digests": tuple(values["digests"])})
+        keys = tuple(record) if isinstance(record, dict) else ()
+        shaped = keys in (_SHARD_KEYS, (*_SHARD_KEYS, _HOLDER_KEY))
+        if not shaped or not isinstance(record, dict):
+            wanted = ", ".join(_SHARD_KEYS)
+            raise _field_error("shards", f"each must have exactly {wanted}, and may have 'in'")
+        _require(isinstance(record["digests"], list), "shards", "digests is not a list")
+        held = _HOLDER_KEY in record
+        _require(not held or record[_HOLDER_KEY] is not None, "shards", "in: must be text")
+        return cls(
+            file=record["file"],
+            size=record["size"],
+            chunk=record["chunk"],
+            digests=tuple(record["digests"]),
+            holder=record.get(_HOLDER_KEY),
+        )
 
     def to_json(self) -> dict[str, Any]:
         values = (self.file, self.size, self.chunk, list(self.digests))
-        return dict(zip(_SHARD_KEYS, values, strict=True))
+        held = {} if self.holder is None else {_HOLDER_KEY: self.holder}
+        return dict(zip(_SHARD_KEYS, values, strict=True)) | held
+
+
+@dataclass(frozen=True)
+class TreeText:
+    """A state tree already written as JSON, on one line, by whoever knows that it is JSON."""
+
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +134,7 @@ class Manifest:
     threads: int
     versions: dict[str, str]
     tree: Any
-    """The tree of non-tensor state; plain JSON, made and read by state/."""
+    """The tree of non-tensor state; plain JSON or its TreeText, made and read by state/."""
     aliases: dict[str, str]
     """Name of an alias → name of the leaf that is stored."""
     shards: tuple[ShardRecord, ...]
@@ -116,7 +147,7 @@ class Manifest:
             _check_count(name, getattr(self, name), least=1)
         _require(isinstance(self.chain, str) and self.chain != "", "chain", "must be text")
         _require(isinstance(self.reason, str), "reason", "must be text")
-        _check_parent(self.parent)
+        _check_directory("parent", self.parent)
         _check_number("wall_time", self.wall_time)
         _require(0 <= self.wall_time < math.inf, "wall_time", "must be finite and not negative")
         _check_texts("versions", self.versions)
@@ -124,6 +155,7 @@ class Manifest:
         object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
         _check_tree(self.tree)
         _check_shards(self.shards, self.world_size)
+        _check_holders(self.shards, self.key)
 
     @property
     def key(self) -> CheckpointKey:
@@ -131,7 +163,10 @@ class Manifest:
 
     def same_content(self, other: Manifest) -> bool:
         """Whether both restore to the same state; when, why and how well may differ."""
-        if (self.epoch, self.aliases, self.shards) != (other.epoch, other.aliases, other.shards):
+        if (self.epoch, self.aliases) != (other.epoch, other.aliases):
+            return False
+        pairs = zip(self.shards, other.shards, strict=False)
+        if len(self.shards) != len(other.shards) or not all(a.same_bytes(b) for a, b in pairs):
             return False
         # As text: 1, 1.0 and True are equal in Python, and so are 0.0 and -0.0.
         return _line("tree", self.tree) == _line("tree", other.tree)
@@ -175,8 +210,13 @@ _NAMES: Final = tuple(field.name for field in fields(Manifest))
 
 # ── the frame ─────────────────────────────────────────────────────────────────────────────
 def _line(name: str, value: object) -> str:
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    text = value.text if isinstance(value, TreeText) else json_text(value)
     return f'"{name}": {text},\n'
+
+
+def json_text(value: object) -> str:
+    """A value as a manifest writes it; ValueError for NaN and infinities."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def _check_digest(data: bytes) -> None:
@@ -235,9 +275,9 @@ def _check_number(name: str, value: object) -> None:
         raise _field_error(name, f"must be a number, not {value!r:.60}")
 
 
-def _check_parent(parent: object) -> None:
-    known = parent is None or (isinstance(parent, str) and CheckpointKey.parse(parent) is not None)
-    _require(known, "parent", f"must be null or a checkpoint's name, not {parent!r:.60}")
+def _check_directory(field: str, name: object) -> None:
+    known = name is None or (isinstance(name, str) and CheckpointKey.parse(name) is not None)
+    _require(known, field, f"must be a checkpoint's name or nothing, not {name!r:.60}")
 
 
 def _check_texts(name: str, value: object) -> None:
@@ -279,6 +319,8 @@ def _decode_metrics(metrics: object) -> dict[str, Any]:
 
 
 def _check_tree(tree: object) -> None:
+    if isinstance(tree, TreeText):
+        return
     try:
         problem = _not_json(tree)
     except RecursionError:
@@ -307,8 +349,15 @@ def _check_shards(shards: object, world_size: int) -> None:
     if not isinstance(shards, tuple) or not typed:
         raise _field_error("shards", "must be a sequence of shard records")
     _require(len(shards) > 0, "shards", "a checkpoint has at least one")
-    names = [shard.file for shard in shards]
-    _require(len(set(names)) == len(names), "shards", "two have the same file name")
-    for name in names:
-        rank, _ = parse_shard_name(name) or (0, 0)
-        _require(rank < world_size, "shards", f"{name}: there are only {world_size} ranks")
+    places = [shard.place for shard in shards]
+    _require(len(set(places)) == len(places), "shards", "two are the same file")
+    for shard in shards:
+        rank, _ = parse_shard_name(shard.file) or (0, 0)
+        _require(rank < world_size, "shards", f"{shard.file}: there are only {world_size} ranks")
+
+
+def _check_holders(shards: tuple[ShardRecord, ...], key: CheckpointKey) -> None:
+    """What holds a shard is older: nothing can lead back to where it came from."""
+    for shard in shards:
+        older = CheckpointKey.parse(shard.holder) if shard.holder is not None else None
+        _require(older is None or older < key, "shards", f"in: {shard.holder} is not older")

@@ -1,17 +1,14 @@
 """Reading a checkpoint without trusting it: every byte is checked before anyone uses it.
 
-verify() lists what is wrong with a directory; open_verified() reads each byte once, checks it,
-and hands out views of what it read. Neither writes, repairs or chooses between checkpoints.
+verify() lists what is wrong with a directory; a Reader fills the memory it is given, and checks
+each byte on the way. Neither writes, repairs or chooses between checkpoints.
 """
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-import mmap
 import os
-import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +18,16 @@ from ..errors import CorruptCheckpoint, HeaderError, ManifestError, NoCheckpoint
 from ..rundir import MANIFEST_NAME, CheckpointKey
 from .defects import Defect, DefectKind
 from .image import StoredLeaf, header_length, read_header
-from .manifest import MANIFEST_CAP, Manifest, ShardRecord, digest
+from .manifest import MANIFEST_CAP, Manifest, ShardRecord
+from .reading import Broken, Span, read_into, read_shard, regular_file, shard_file, spans_of
 
 __all__ = [
     "PIN_NAME",
     "Defect",
     "DefectKind",
     "OpenCheckpoint",
+    "Reader",
+    "open_reader",
     "open_verified",
     "read_manifest",
     "verify",
@@ -36,16 +36,8 @@ __all__ = [
 PIN_NAME = "PIN"
 """A file of this name keeps a checkpoint from retention; its content means nothing."""
 
-# O_NONBLOCK: a FIFO under a shard's name must not hang the reader before it is refused.
-_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
-class _Broken(Exception):
-    """Carries one defect out of a reading step."""
-
-    def __init__(self, kind: DefectKind, file: str, detail: str) -> None:
-        super().__init__(detail)
-        self.defect = Defect(kind, file, detail)
+Headers = dict[str, dict[str, StoredLeaf]]
+"""By the shard's place."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class OpenCheckpoint:
     """Stored leaves by name; use leaf() and leaf_info(), which know aliases too."""
 
     def leaf(self, name: str) -> memoryview:
-        """The bytes of a leaf, a writable view into the buffer that was read."""
+        """The bytes of a leaf, a writable view of memory that is its own."""
         return self._find(name)[1]
 
     def leaf_info(self, name: str) -> tuple[str, tuple[int, ...]]:
@@ -70,26 +62,96 @@ class OpenCheckpoint:
         return self.leaves[self.manifest.aliases.get(name, name)]
 
 
+@dataclass(frozen=True)
+class Reader:
+    """A checkpoint whose manifest and headers were read, and whose leaves can now be."""
+
+    path: Path
+    manifest: Manifest
+    headers: Headers
+    raw: dict[str, bytes]
+    """The bytes those headers were read from, by the shard's place."""
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each stored leaf, by name; aliases are not among them."""
+        return {
+            name: stored.end - stored.start
+            for leaves in self.headers.values()
+            for name, stored in leaves.items()
+        }
+
+    def leaf_names(self, record: ShardRecord) -> frozenset[str]:
+        """The leaves one shard holds."""
+        return frozenset(self.headers[record.place])
+
+    def fill(self, targets: Mapping[str, memoryview]) -> None:
+        """Read and check every byte; put each leaf that has a target there.
+
+        Raises CorruptCheckpoint with every defect found; the targets then hold nothing that may
+        be used. NoCheckpoint: it went while it was being read.
+        """
+        defects: list[Defect] = []
+        for record in self.manifest.shards:
+            try:
+                defects += self._fill_from(record, targets)
+            except Broken as broken:
+                defects.append(broken.defect)
+        if defects:
+            raise _rejected(self.path, defects)
+
+    def _fill_from(self, record: ShardRecord, targets: Mapping[str, memoryview]) -> list[Defect]:
+        spans = {n: (s.start, s.end) for n, s in self.headers[record.place].items()}
+        header = memoryview(bytearray(len(self.raw[record.place])))
+        wanted = [Span(0, len(header), header), *spans_of(spans, targets)]
+        with shard_file(self.path, record) as descriptor:
+            defects = read_shard(descriptor, record, wanted)
+        if not defects and header != self.raw[record.place]:
+            # What was parsed must be what was hashed: the disk said something else before.
+            detail = "read twice, and not the same"
+            defects = [Defect(DefectKind.SHARD_HEADER, record.place, detail)]
+        return defects
+
+    def load(self) -> OpenCheckpoint:
+        """Every leaf, in memory of its own."""
+        targets = {name: memory_for(size) for name, size in self.sizes().items()}
+        self.fill(targets)
+        leaves = {
+            name: (stored, targets[name])
+            for header in self.headers.values()
+            for name, stored in header.items()
+        }
+        return OpenCheckpoint(self.path, self.manifest, leaves)
+
+
+def memory_for(size: int) -> memoryview:
+    """Writable memory for one leaf: pages of its own if it is large, else a bytearray."""
+    if size < _OWN_PAGES:
+        return memoryview(bytearray(size))
+    return memoryview(fsio.allocate(size))[:size]
+
+
+_OWN_PAGES = 1024**2
+
+
 def verify(directory: Path) -> list[Defect]:
     """What is wrong with a checkpoint; empty means every invariant holds.
 
-    Never raises for bad content. Memory: one chunk, whatever the size of the shards.
+    Never raises for bad content. Memory: two chunks, whatever the size of the shards.
     """
     try:
         manifest = _load_manifest(directory)
-    except _Broken as broken:
+    except Broken as broken:
         return [broken.defect]
     defects = _check_name(directory, manifest) + _stray_files(directory, manifest)
-    headers: dict[str, dict[str, StoredLeaf]] = {}
+    headers: Headers = {}
     for record in manifest.shards:
-        found, leaves = _verify_shard(directory, record)
+        found, headers[record.place] = _verify_shard(directory, record)
         defects += found
-        headers[record.file] = leaves
     return defects or _check_leaves(manifest, headers)
 
 
-def open_verified(directory: Path) -> OpenCheckpoint:
-    """Read and check every byte once; raises CorruptCheckpoint with all defects found.
+def open_reader(directory: Path) -> Reader:
+    """Manifest, sizes and headers; raises CorruptCheckpoint with all defects found so far.
 
     A stray file is verify's to report, not a reason to go back to an older checkpoint: network
     file systems make such files by themselves (.nfs…). NoCheckpoint means the directory is not
@@ -97,30 +159,45 @@ def open_verified(directory: Path) -> OpenCheckpoint:
     """
     try:
         manifest = _load_manifest(directory)
-    except _Broken as broken:
+    except Broken as broken:
         raise _rejected(directory, [broken.defect]) from None
     defects = _check_name(directory, manifest)
-    headers: dict[str, dict[str, StoredLeaf]] = {}
-    buffers: dict[str, memoryview] = {}
+    headers: Headers = {}
+    raw: dict[str, bytes] = {}
     for record in manifest.shards:
-        found, headers[record.file], buffers[record.file] = _load_shard(directory, record)
-        defects += found
+        try:
+            with shard_file(directory, record) as descriptor:
+                raw[record.place] = _header_bytes(descriptor, record)
+                headers[record.place] = _parse_header(raw[record.place], record)
+        except Broken as broken:
+            defects.append(broken.defect)
     defects = defects or _check_leaves(manifest, headers)
     if defects:
-        raise _rejected(directory, defects)
-    leaves = {
-        name: (stored, buffers[file][stored.start : stored.end])
-        for file, header in headers.items()
-        for name, stored in header.items()
-    }
-    return OpenCheckpoint(directory, manifest, leaves)
+        raise _rejected(directory, _in_full(directory, manifest, defects))
+    return Reader(directory, manifest, headers, raw)
+
+
+def open_verified(directory: Path) -> OpenCheckpoint:
+    """Read and check every byte once; raises CorruptCheckpoint with all defects found."""
+    return open_reader(directory).load()
+
+
+def _in_full(directory: Path, manifest: Manifest, found: list[Defect]) -> list[Defect]:
+    """A header that makes no sense may be a damaged one: the digests know."""
+    suspects = {DefectKind.SHARD_HEADER, DefectKind.LEAF_MISSING, DefectKind.LEAF_DUPLICATE}
+    if not any(defect.kind in suspects for defect in found):
+        return found
+    damaged = [
+        defect for record in manifest.shards for defect in _verify_shard(directory, record)[0]
+    ]
+    return _check_name(directory, manifest) + damaged if damaged else found
 
 
 def read_manifest(directory: Path) -> Manifest:
     """The manifest alone, checked by its own digest; the shards are not looked at."""
     try:
         return _load_manifest(directory)
-    except _Broken as broken:
+    except Broken as broken:
         raise _rejected(directory, [broken.defect]) from None
 
 
@@ -133,23 +210,23 @@ def _rejected(directory: Path, defects: list[Defect]) -> CorruptCheckpoint | NoC
 # ── the manifest and what surrounds it ────────────────────────────────────────────────────
 def _load_manifest(directory: Path) -> Manifest:
     try:
-        with _regular_file(directory, MANIFEST_NAME, DefectKind.MANIFEST_MISSING) as descriptor:
+        with regular_file(directory, MANIFEST_NAME, DefectKind.MANIFEST_MISSING) as descriptor:
             data = _read_manifest_bytes(descriptor)
         return Manifest.from_bytes(data)
     except ManifestError as error:
         defect = error.defect
         if not isinstance(defect, Defect):
             raise
-        raise _Broken(defect.kind, defect.file, defect.detail) from None
+        raise Broken(defect.kind, defect.file, defect.detail) from None
 
 
 def _read_manifest_bytes(descriptor: int) -> bytes:
     size = os.fstat(descriptor).st_size
     if size > MANIFEST_CAP:
         detail = f"{size} bytes; no manifest is larger than {MANIFEST_CAP}"
-        raise _Broken(DefectKind.MANIFEST_UNREADABLE, MANIFEST_NAME, detail)
+        raise Broken(DefectKind.MANIFEST_UNREADABLE, MANIFEST_NAME, detail)
     buffer = bytearray(size)
-    filled = _read_into(descriptor, memoryview(buffer), 0)
+    filled = read_into(descriptor, memoryview(buffer), 0)
     return bytes(buffer[:filled])
 
 
@@ -167,7 +244,8 @@ def _check_name(directory: Path, manifest: Manifest) -> list[Defect]:
 
 def _stray_files(directory: Path, manifest: Manifest) -> list[Defect]:
     """Files in the directory that the manifest does not know."""
-    known = {MANIFEST_NAME, PIN_NAME, *(record.file for record in manifest.shards)}
+    own = (record.file for record in manifest.shards if record.holder is None)
+    known = {MANIFEST_NAME, PIN_NAME, *own}
     try:
         names = fsio.names_in(directory)
     except OSError as error:
@@ -181,110 +259,36 @@ def _stray_files(directory: Path, manifest: Manifest) -> list[Defect]:
 def _verify_shard(
     directory: Path, record: ShardRecord
 ) -> tuple[list[Defect], dict[str, StoredLeaf]]:
-    """Chunk by chunk through one buffer, then the header again by itself."""
     try:
-        with _regular_file(directory, record.file, DefectKind.SHARD_MISSING) as descriptor:
-            _check_size(descriptor, record)
-            buffer = memoryview(bytearray(min(record.chunk, record.size)))
-            defects = _check_chunks(descriptor, record, lambda start, end: buffer[: end - start])
-            return defects, {} if defects else _stream_header(descriptor, record)
-    except _Broken as broken:
+        with shard_file(directory, record) as descriptor:
+            defects = read_shard(descriptor, record)
+            header = b"" if defects else _header_bytes(descriptor, record)
+        return defects, {} if defects else _parse_header(header, record)
+    except Broken as broken:
         return [broken.defect], {}
 
 
-def _load_shard(
-    directory: Path, record: ShardRecord
-) -> tuple[list[Defect], dict[str, StoredLeaf], memoryview]:
-    """The whole shard in page-aligned memory, checked as it comes in."""
-    nothing = memoryview(b"")
-    try:
-        with _regular_file(directory, record.file, DefectKind.SHARD_MISSING) as descriptor:
-            _check_size(descriptor, record)
-            buffer = memoryview(mmap.mmap(-1, record.size)) if record.size else nothing
-            defects = _check_chunks(descriptor, record, lambda start, end: buffer[start:end])
-        return defects, {} if defects else _parse_header(buffer, record), buffer
-    except _Broken as broken:
-        return [broken.defect], {}, nothing
-
-
-@contextmanager
-def _regular_file(directory: Path, name: str, missing: DefectKind) -> Iterator[int]:
-    """An open descriptor; every way in which the file cannot be read becomes a defect."""
-    try:
-        descriptor = os.open(directory / name, _OPEN_FLAGS)
-    except FileNotFoundError:
-        raise _Broken(missing, name, f"not in {directory}") from None
-    except OSError as error:
-        raise _Broken(DefectKind.UNREADABLE, name, error.strerror or str(error)) from None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _Broken(DefectKind.UNREADABLE, name, "not a regular file")
-        yield descriptor
-    except OSError as error:
-        raise _Broken(DefectKind.UNREADABLE, name, error.strerror or str(error)) from None
-    finally:
-        os.close(descriptor)
-
-
-def _check_size(descriptor: int, record: ShardRecord) -> None:
-    """Before anything is allocated: the manifest's number must be the file's."""
-    size = os.fstat(descriptor).st_size
-    if size != record.size:
-        detail = f"{size} bytes, the manifest says {record.size}"
-        raise _Broken(DefectKind.SHARD_SIZE, record.file, detail)
-
-
-def _check_chunks(
-    descriptor: int, record: ShardRecord, place: Callable[[int, int], memoryview]
-) -> list[Defect]:
-    """Read each chunk into the place given for it; one defect for each that differs."""
-    defects = []
-    for number, expected in enumerate(record.digests):
-        start = number * record.chunk
-        end = min(start + record.chunk, record.size)
-        view = place(start, end)
-        if _read_into(descriptor, view, start) != end - start:
-            detail = f"ended inside chunk {number} while it was being read"
-            raise _Broken(DefectKind.SHARD_SIZE, record.file, detail)
-        found = digest(view)
-        if found != expected:
-            detail = (
-                f"chunk {number} (bytes {start} to {end}) has {found}, the manifest says {expected}"
-            )
-            defects.append(Defect(DefectKind.CHUNK_DIGEST, record.file, detail))
-    return defects
-
-
-def _read_into(descriptor: int, view: memoryview, offset: int) -> int:
-    """Fill the view from the file at `offset`; returns less only at the end of the file."""
-    filled = 0
-    while filled < len(view):
-        count = os.preadv(descriptor, [view[filled:]], offset + filled)
-        if count == 0:
-            break
-        filled += count
-    return filled
-
-
-def _stream_header(descriptor: int, record: ShardRecord) -> dict[str, StoredLeaf]:
+def _header_bytes(descriptor: int, record: ShardRecord) -> bytes:
+    """Of the length it claims, once that was found possible."""
+    fsio.set_direct(descriptor, direct=False)
     try:
         length = header_length(os.pread(descriptor, 8, 0), record.size)
     except HeaderError as error:
-        raise _Broken(DefectKind.SHARD_HEADER, record.file, str(error)) from None
-    buffer = memoryview(bytearray(length))
-    _read_into(descriptor, buffer, 0)
-    return _parse_header(buffer, record)
+        raise Broken(DefectKind.SHARD_HEADER, record.place, str(error)) from None
+    buffer = bytearray(length)
+    read_into(descriptor, memoryview(buffer), 0)
+    return bytes(buffer)
 
 
-def _parse_header(data: memoryview, record: ShardRecord) -> dict[str, StoredLeaf]:
+def _parse_header(data: bytes, record: ShardRecord) -> dict[str, StoredLeaf]:
     try:
         return read_header(data, record.size)
     except HeaderError as error:
-        raise _Broken(DefectKind.SHARD_HEADER, record.file, str(error)) from None
+        raise Broken(DefectKind.SHARD_HEADER, record.place, str(error)) from None
 
 
 # ── leaves ────────────────────────────────────────────────────────────────────────────────
-def _check_leaves(manifest: Manifest, headers: dict[str, dict[str, StoredLeaf]]) -> list[Defect]:
+def _check_leaves(manifest: Manifest, headers: Headers) -> list[Defect]:
     """Every name the tree or an alias uses is stored, exactly once."""
     defects = []
     stored: set[str] = set()
@@ -309,13 +313,27 @@ def _check_leaves(manifest: Manifest, headers: dict[str, dict[str, StoredLeaf]])
 
 
 def _leaf_names(tree: Any) -> Iterator[str]:
-    """Names of the leaves a state tree refers to: nodes with a tag ("~") and a "leaf"."""
+    """Names of the leaves a state tree refers to: the text under "leaf" in what a tag holds."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
-            if "~" in node and isinstance(node.get("leaf"), str):
-                yield node["leaf"]
             waiting.extend(node.values())
+            if len(node) == 1 and next(iter(node)) in _LEAF_TAGS:
+                yield from _names_in(next(iter(node.values())))
         elif isinstance(node, list):
             waiting.extend(node)
+
+
+_LEAF_TAGS = {"$tensor", "$array", "$sparse", "$quantized", "$generator"}
+
+
+def _names_in(fields: Any) -> Iterator[str]:
+    """The leaf a tag names, itself or in one of its parts."""
+    if not isinstance(fields, dict):
+        return
+    if isinstance(fields.get("leaf"), str):
+        yield fields["leaf"]
+    for part in fields.values():
+        if isinstance(part, dict) and isinstance(part.get("leaf"), str):
+            yield part["leaf"]

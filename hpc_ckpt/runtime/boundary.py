@@ -11,12 +11,13 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from .. import preflight
 from ..engine.engine import About, Engine, one_line
 from ..engine.persist import Pending
-from ..errors import Fenced, HpcCkptError
+from ..errors import Fenced, HpcCkptError, UserError
 from ..events import Event
 from ..policy.base import Progress
 from ..rundir import Result
@@ -50,6 +51,8 @@ class Parts:
     ending: Ending
     capture: Callable[[Place], object]
     """The state to save, by reference."""
+    frozen: Callable[[], Collection[int]]
+    """Addresses of memory that no optimizer changes."""
     strict: bool
 
 
@@ -79,22 +82,34 @@ class Boundary:
 
     def _act(self, place: Place) -> None:
         parts = self._parts
+        self._prepare(place)
         answer = parts.triggers.ask(self._progress(place), self.surroundings())
         if answer.stop:
             self.end(place, answer.reason)
             return
         if not (answer.save or self._requested):
             self._skipping = False
-        elif not parts.engine.busy:
+        elif parts.engine.ready:
             self._skipping = False
             self.save(place, self._requested.reason if self._requested else answer.reason)
         elif not self._skipping:
             # Once per busy period: the next boundary asks again.
             self._skipping = True
-            reason = f"the last save is still under way ({answer.reason})"
+            reason = f"no buffer is free: the last save is still under way ({answer.reason})"
             parts.session.events.emit(
                 Event.SAVE_SKIPPED, flush=False, step=place.step, reason=reason
             )
+            parts.engine.make_room()
+
+    def _prepare(self, place: Place) -> None:
+        """At the first boundary the form of the state is known, and with it what a save needs."""
+        parts = self._parts
+        if parts.engine.prepared:
+            return
+        size = parts.engine.prepare(parts.capture(place), parts.frozen())
+        problem = preflight.check_memory(size, parts.session.settings.memory)
+        if problem is not None:
+            raise UserError(problem)
 
     def _progress(self, place: Place) -> Progress:
         parts = self._parts
@@ -166,9 +181,10 @@ class Boundary:
         pending.fail(HpcCkptError(f"not saved: {self._parts.ending.error()}"))
         return pending
 
-    def save(self, place: Place, reason: str) -> Pending:
-        """Snapshot now; only while the engine is not busy."""
+    def save(self, place: Place, reason: str, *, urgent: bool = False) -> Pending:
+        """Snapshot now; only while the engine is ready. Urgent: somebody waits for it."""
         parts, requested = self._parts, self._requested
+        self._prepare(place)
         self._requested = None
         if parts.engine.snapshot_step < place.step:
             self._metrics_after = parts.engine.snapshot_step
@@ -179,7 +195,18 @@ class Boundary:
             metrics=parts.metrics.read(self._metrics_after),
             training_s=parts.meter.training_s,
         )
-        return parts.engine.save(lambda: parts.capture(place), about, requested)
+        return parts.engine.save(
+            lambda: parts.capture(place),
+            about,
+            requested,
+            urgent=urgent,
+            within_s=self._seconds_left() if urgent else None,
+        )
+
+    def _seconds_left(self) -> float | None:
+        around = self.surroundings()
+        last_word = self._parts.triggers.last_word_at(around)
+        return None if last_word is None else last_word - around.now_s
 
     # ── ending ────────────────────────────────────────────────────────────────────────────
     def end(self, place: Place, reason: str) -> None:
@@ -190,7 +217,7 @@ class Boundary:
         try:
             parts.engine.wait()
             if parts.engine.fenced is None:
-                self._decide(self.save(place, reason), reason)
+                self._decide(self.save(place, reason, urgent=True), reason)
             else:
                 parts.ending.latch(_fenced(parts.engine.fenced))
         finally:
@@ -243,7 +270,7 @@ class Boundary:
             parts.engine.wait()
             if parts.engine.fenced is not None:
                 raise parts.engine.fenced
-            saved = self.save(place, "complete").committed()
+            saved = self.save(place, "complete", urgent=True).committed()
         except Fenced as error:
             self._end_fenced(error)
             return

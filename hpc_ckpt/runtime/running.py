@@ -17,19 +17,18 @@ from dataclasses import dataclass
 from signal import SIGTERM
 from typing import Any
 
+from .. import preflight
 from ..engine import restore, snapshot
 from ..engine.engine import Engine, Publisher, one_line
-from ..engine.restore import Restored
+from ..engine.restore import Origin, Restored
 from ..engine.stepped import StepWatch
-from ..errors import LinkEnded
+from ..errors import LinkEnded, UserError
 from ..events import Event
-from ..format.verify import OpenCheckpoint
+from ..format.verify import Reader
 from ..rundir import Result
 from ..state import rng
 from ..state.data import DataState
 from ..state.registry import Registry
-from ..tiers.base import Tier
-from ..tiers.directory import DirectoryTier
 from ..triggers import Triggers
 from .boundary import Boundary, Parts, Place
 from .ending import Ending
@@ -79,24 +78,24 @@ class Running:
         undo.callback(self.stepped.close)
         self.metrics = Metrics()
         self.ending = Ending(session)
-        tier = DirectoryTier(session.rundir.checkpoints)
-        self._restore(tier)
-        snapshot.check(self._capture(self.place))
-        self._build(tier, entered_s)
+        origin = self._restore()
+        self._check_memory(snapshot.check(self._capture(self.place)))
+        self._build(origin, entered_s)
 
-    def _build(self, tier: Tier, entered_s: float) -> None:
+    def _build(self, origin: Origin | None, entered_s: float) -> None:
         session = self.session
         self.meter = Meter(time.monotonic())
         publisher = Publisher(
             chain=session.chain,
             lease=session.lease,
-            tier=tier,
+            stack=session.stack,
             keep=session.settings.keep,
             events=session.events,
+            memory=session.settings.memory,
         )
         self.engine = Engine(
             publisher,
-            restored=self._restored_key,
+            origin=origin,
             step=self.step,
             known_save_s=known_save_s(session.rundir, session.generation),
         )
@@ -115,6 +114,7 @@ class Running:
                 metrics=self.metrics,
                 ending=self.ending,
                 capture=self._capture,
+                frozen=self._wishes.registry.frozen,
                 strict=self._wishes.strict,
             )
         )
@@ -147,25 +147,28 @@ class Running:
             "progress": {"step": place.step, "epoch": place.epoch},
         }
 
-    def _restore(self, tier: Tier) -> None:
+    def _check_memory(self, size: int) -> None:
+        """A job that is killed for its memory at the first save has lost what came before."""
+        problem = preflight.check_memory(size, self.session.settings.memory)
+        if problem is not None:
+            raise UserError(problem)
+
+    def _restore(self) -> Origin | None:
         began = time.monotonic()
-        found = restore.newest(tier)
+        found = restore.newest(self.session.stack, self._put_back)
         skipped = [str(one) for one in found.skipped]
-        if found.checkpoint is None:
-            self._restored_key = None
+        if found.checkpoint is None or found.tier is None:
             self.session.events.emit(Event.STARTED_FRESH)
-            return
+            return None
         manifest = found.checkpoint.manifest
-        self._restored_key = manifest.key
         for difference in restore.differences(manifest):
             _warn(difference)
-        self._put_back(found.checkpoint)
         self.restored = Restored(
             step=manifest.step,
             epoch=manifest.epoch,
             generation=manifest.generation,
             path=found.checkpoint.path,
-            tier=tier.name,
+            tier=found.tier.name,
             skipped=found.skipped,
         )
         self.session.events.emit(
@@ -173,14 +176,21 @@ class Running:
             step=manifest.step,
             epoch=manifest.epoch,
             checkpoint=manifest.key.directory_name,
+            tier=found.tier.name,
             skipped=skipped,
             seconds=round(time.monotonic() - began, 6),
         )
         log.info("restored %s", found.checkpoint.path)
+        return found.origin
 
-    def _put_back(self, checkpoint: OpenCheckpoint) -> None:
+    def _put_back(self, checkpoint: Reader) -> None:
         registry, strict = self._wishes.registry, self._wishes.strict_restore
-        state = restore.state_of(checkpoint, like={"tracked": registry.templates()})
+        # A defect that is found half-way leaves them mixed; then the older checkpoint that is
+        # taken instead overwrites all of it, or entering fails. Not so if parts may be missing.
+        targets = registry.targets(checkpoint.manifest.tree) if strict else {}
+        state = restore.state_of(
+            checkpoint, like={"tracked": registry.templates()}, targets=targets
+        )
         passed = registry.restore(state["tracked"], strict=strict, path=checkpoint.path)
         if passed:
             _warn(f"{checkpoint.path} does not fit the tracked objects: {'; '.join(passed)}")

@@ -26,6 +26,7 @@ from ..events import Event, EventLog
 from ..lease import Lease
 from ..rundir import RunDir
 from ..settings import Settings, resolve
+from ..tiers.stack import Stack, open_stack
 from .lookout import Places
 
 log = logging.getLogger("hpc_ckpt")
@@ -45,6 +46,7 @@ class Session:
     rundir: RunDir
     chain: str
     settings: Settings
+    stack: Stack
     lease: Lease
     standalone: bool
     """This process took the lease itself, and gives it back."""
@@ -87,13 +89,19 @@ def enter(
     if halted is not None:
         raise RootError(place.root, f"halted ({halted}); delete {place.halt_file} to go on")
     chain = _prepare(place)
+    stack = open_stack(resolved.tiers, rundir=place, chain=chain)
     held = Lease(place, _generation(environ)) if in_link else lease.acquire_standalone(place)
     _here.add(place.root)
-    return _session(place, chain, resolved, held, environ if in_link else {})
+    return _session(place, chain, resolved, stack, held, environ if in_link else {})
 
 
 def _session(
-    place: RunDir, chain: str, settings: Settings, held: Lease, link: Mapping[str, str]
+    place: RunDir,
+    chain: str,
+    settings: Settings,
+    stack: Stack,
+    held: Lease,
+    link: Mapping[str, str],
 ) -> Session:
     generation = held.generation
     slurm = link.get(rundir.ENV_BACKEND) == "slurm"
@@ -101,6 +109,7 @@ def _session(
         rundir=place,
         chain=chain,
         settings=settings,
+        stack=stack,
         lease=held,
         standalone=not link,
         places=Places(

@@ -45,6 +45,8 @@ class LeafBook:
     def __init__(self) -> None:
         self.leaves: list[Leaf] = []
         self.aliases: dict[str, str] = {}
+        self.order: list[str] = []
+        """Every name that was given, of leaves and aliases, one after the other."""
         self._taken = {RESERVED}
         self._stored: dict[Hashable, str] = {}
 
@@ -56,6 +58,7 @@ class LeafBook:
     ) -> dict[str, Node]:
         """The fields of the node that name the leaf; `tie` is equal for identical memory."""
         name = self._unique(path)
+        self.order.append(name)
         dtype, shape, nbytes = stored
         first = self._stored.setdefault(tie, name) if nbytes else name
         if first != name:

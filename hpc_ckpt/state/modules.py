@@ -42,7 +42,7 @@ def differences(module: Module, saved: Any, path: str) -> list[Difference]:
     if not isinstance(saved, dict) or not all(isinstance(key, str) for key in saved):
         return [Difference(path, "", "the checkpoint holds no module state under this name")]
     here = module.state_dict()
-    itself = _prefixes_that_load_themselves(module)
+    itself = prefixes_that_load_themselves(module)
     found = [
         Difference(path, key, "not in the checkpoint")
         for key in here
@@ -81,10 +81,26 @@ def load(module: Module, saved: Any, path: str) -> None:
     fitting = OrderedDict((key, value) for key, value in saved.items() if key not in unfit)
     if hasattr(saved, "_metadata"):
         vars(fitting)["_metadata"] = saved._metadata
+    if not unfit and _is_loaded(module, fitting):
+        return
     module.load_state_dict(fitting, strict=not unfit)
 
 
-def _prefixes_that_load_themselves(module: Module) -> tuple[str, ...]:
+def _is_loaded(module: Module, saved: Any) -> bool:
+    """Whether every value lies in the module's own memory already, and nobody asks to be told."""
+    if any(part._load_state_dict_post_hooks for part in module.modules()):
+        return False
+    here = module.state_dict()
+    return not prefixes_that_load_themselves(module) and all(
+        isinstance(value, torch.Tensor)
+        and value.data_ptr() == here[key].data_ptr()
+        and value.numel() > 0
+        for key, value in saved.items()
+    )
+
+
+def prefixes_that_load_themselves(module: Module) -> tuple[str, ...]:
+    """Of the parts whose own code takes their state."""
     return tuple(
         f"{name}." if name else ""
         for name, part in module.named_modules(remove_duplicate=False)

@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..errors import RestoreMismatch, UnsupportedState
-from . import fit, tree
+from . import fit, inplace, tree
 from .optimizers import optimizers_in
 from .plain import joined, kind_of
 
@@ -62,6 +62,17 @@ class Registry:
         if strict and faults:
             raise RestoreMismatch(path, faults)
         return differences + faults
+
+    def targets(self, saved: Any) -> dict[str, memoryview]:
+        """Where leaves of a state tree can be read to without a detour, by leaf name."""
+        return inplace.targets(self.tracked, saved.get("tracked") if isinstance(saved, dict) else 0)
+
+    def frozen(self) -> set[int]:
+        """Addresses of parameters that ask for no gradient and that no optimizer has."""
+        modules = (value for value in self.tracked.values() if isinstance(value, torch.nn.Module))
+        found = {p.data_ptr() for m in modules for p in m.parameters() if not p.requires_grad}
+        groups = (group for optimizer in self.optimizers() for group in optimizer.param_groups)
+        return found - {p.data_ptr() for group in groups for p in group["params"]}
 
     def optimizers(self) -> list[Optimizer]:
         """The tracked torch optimizers whose step hooks tell when parameters change."""

@@ -27,7 +27,7 @@ from .plain import ENCODERS, Node, base64_of, has_surrogates, joined, refuse
 from .rebuild import MapLocation
 from .untree import FACTORIES, MAX_DEPTH, Decoder
 
-__all__ = ["Encoded", "Leaf", "copy_into", "decode", "encode"]
+__all__ = ["Encoded", "Encoder", "Leaf", "copy_into", "decode", "encode"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +38,20 @@ class Encoded:
     leaves: tuple[Leaf, ...]
     aliases: dict[str, str]
     """Leaf name of tied memory → the name it is stored under."""
+    order: tuple[str, ...] = ()
+    """Every name, aliases too, in the order in which the state was walked."""
+    shares: bool = False
+    """Some container is met twice."""
 
 
 def encode(state: object, *, name: str = "") -> Encoded:
     """Copies nothing. Raises UnsupportedState, naming the key path under `name`."""
-    encoder = _Encoder()
+    encoder = Encoder()
     tree = encoder.finish(encoder.value(state, name, 0))
-    return Encoded(tree, tuple(encoder.book.leaves), encoder.book.aliases)
+    book = encoder.book
+    return Encoded(
+        tree, tuple(book.leaves), book.aliases, order=tuple(book.order), shares=encoder.shares
+    )
 
 
 def decode(
@@ -64,13 +71,20 @@ def decode(
     return Decoder(read, map_location, copy).tree(tree, like)
 
 
-class _Encoder:
+class Encoder:
+    """One walk over a state; see encode()."""
+
     def __init__(self) -> None:
         self.book = LeafBook()
         self._open: set[int] = set()
         # Keeps every shareable object alive: an id is reused only after its object died.
         self._written: dict[int, tuple[object, Node]] = {}
         self._shared: dict[int, int] = {}
+
+    @property
+    def shares(self) -> bool:
+        """Some container was met twice."""
+        return bool(self._shared)
 
     # ── the walk ──────────────────────────────────────────────────────────────────────────
     def value(self, value: Any, path: str, depth: int) -> Node:
@@ -206,6 +220,10 @@ class _Encoder:
         refuse(value, path)
 
     def _items(self, values: Iterable[Any], path: str, depth: int) -> list[Node]:
+        values = list(values)
+        if all(type(item) is int for item in values):  # an optimizer's parameter numbers
+            encode_int = ENCODERS[int]
+            return [encode_int(item, path) for item in values]
         return [
             self.value(item, joined(path, index), depth + 1) for index, item in enumerate(values)
         ]

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Protocol
 from ..format.defects import Defect
 from ..format.image import ImageLayout
 from ..format.manifest import Manifest, ShardRecord
-from ..format.verify import OpenCheckpoint
+from ..format.verify import OpenCheckpoint, Reader
 from ..rundir import CheckpointKey
+from .writing import Pace
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Committed:
     key: CheckpointKey
     path: Path
     size: int
-    """Bytes of all its files."""
+    """Bytes of all files in its directory."""
     reused: bool = False
     """The same state was there already under this key; nothing new was kept."""
 
@@ -31,12 +32,28 @@ class Committed:
 class Staging(Protocol):
     """A checkpoint being written; readers cannot see it."""
 
-    def write_shard(self, layout: ImageLayout, image: memoryview) -> ShardRecord:
+    def write_shard(
+        self, layout: ImageLayout, image: memoryview, pace: Pace | None = None
+    ) -> ShardRecord:
         """Called once per file. When it returns the bytes are on stable storage."""
+
+    def refer(self, record: ShardRecord) -> None:
+        """Instead of writing it again: a shard that an older checkpoint of this tier holds.
+        Raises OSError if it is not there."""
 
     def commit(self, manifest: Manifest, guard: Callable[[], None]) -> Committed:
         """Called once, last. `guard` runs right before the checkpoint becomes visible, and
         raises to stop it. When this returns, a crash of the node can no longer lose it."""
+
+    def adopt(self, record: ShardRecord, chunks: Iterable[memoryview]) -> None:
+        """In a drain, once per file that this checkpoint holds itself: write a shard whose
+        record is known. Raises CorruptCheckpoint at the first chunk that is not what its digest
+        says; a chunk may be overwritten as soon as the next is asked for."""
+
+    def commit_as(self, data: bytes, manifest: Manifest, guard: Callable[[], None]) -> Committed:
+        """Called once, last, in a drain: publish exactly these manifest bytes under exactly
+        this key. What is there already is reused if it restores to the same state, removed
+        first if it is broken, and never replaced otherwise (CheckpointError)."""
 
 
 class Tier(Protocol):
@@ -57,6 +74,9 @@ class Tier(Protocol):
 
     def open(self, key: CheckpointKey) -> OpenCheckpoint:
         """Raises CorruptCheckpoint, or NoCheckpoint if it went in the meantime."""
+
+    def reader(self, key: CheckpointKey) -> Reader:
+        """The same, with the leaves yet to be read."""
 
     def stage(self, key: CheckpointKey) -> AbstractContextManager[Staging]:
         """Leaving the block without a commit leaves nothing behind."""

@@ -11,19 +11,28 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from .. import fsio
-from ..errors import CheckpointError, NoCheckpoint
-from ..format.defects import Defect
+from ..errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
+from ..format.defects import Defect, DefectKind
 from ..format.image import DATA_ALIGNMENT, ImageLayout
 from ..format.manifest import CHUNK, Manifest, ShardRecord, digest
-from ..format.verify import PIN_NAME, OpenCheckpoint, open_verified, read_manifest, verify
+from ..format.verify import (
+    PIN_NAME,
+    OpenCheckpoint,
+    Reader,
+    open_reader,
+    open_verified,
+    read_manifest,
+    verify,
+)
 from ..rundir import MANIFEST_NAME, CheckpointKey
-from .base import Committed
+from .base import Committed, Tier
+from .writing import Pace, write_image
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
@@ -62,6 +71,9 @@ class DirectoryTier:
 
     def open(self, key: CheckpointKey) -> OpenCheckpoint:
         return open_verified(self.path_of(key))
+
+    def reader(self, key: CheckpointKey) -> Reader:
+        return open_reader(self.path_of(key))
 
     # ── writing ───────────────────────────────────────────────────────────────────────────
     def stage(self, key: CheckpointKey) -> DirectoryStaging:
@@ -141,30 +153,32 @@ class DirectoryStaging:
             fsio.delete_tree(self.path)
         self._tier._live.discard(self.path.name)
 
-    def write_shard(self, layout: ImageLayout, image: memoryview) -> ShardRecord:
+    def write_shard(
+        self, layout: ImageLayout, image: memoryview, pace: Pace | None = None
+    ) -> ShardRecord:
         """Write one file image; `image` is the file, header included, padded at most to a page."""
         image = _checked_image(layout, image)
         descriptor = fsio.create_file(self.path / layout.file_name, FILE_MODE)
         try:
             fsio.reached("shard.opened")
-            digests = self._write_chunks(descriptor, image)
+            digests = write_image(descriptor, image, self._tier.chunk, pace or Pace())
             fsio.reached("shard.written")
             os.fsync(descriptor)
             fsio.reached("shard.synced")
         finally:
             os.close(descriptor)
         record = ShardRecord(layout.file_name, layout.size, self._tier.chunk, digests)
-        self._written[record.file] = record
+        self._written[record.place] = record
         return record
 
-    def _write_chunks(self, descriptor: int, image: memoryview) -> tuple[str, ...]:
-        digests = []
-        for start in range(0, len(image), self._tier.chunk):
-            chunk = image[start : start + self._tier.chunk]
-            digests.append(digest(chunk))
-            fsio.write_all(descriptor, chunk)
-            fsio.reached("shard.chunk")
-        return tuple(digests)
+    def refer(self, record: ShardRecord) -> None:
+        """This checkpoint uses a shard that an older one holds; it must be there."""
+        if record.holder is None:
+            raise ValueError(f"{record.file}: no holder is named")
+        size = (self._tier.path / record.holder / record.file).stat().st_size
+        if size != record.size:
+            raise OSError(errno.EIO, f"{record.place} has {size} bytes, not {record.size}")
+        self._written[record.place] = record
 
     def commit(self, manifest: Manifest, guard: Callable[[], None]) -> Committed:
         """Publish, or reuse what is there if it restores to the same state."""
@@ -189,7 +203,7 @@ class DirectoryStaging:
         named = (manifest.generation, manifest.step)
         if named != (self._key.generation, self._key.step):
             raise ValueError(f"staged {self._key}, but the manifest is for {manifest.key}")
-        if {record.file: record for record in manifest.shards} != self._written:
+        if {record.place: record for record in manifest.shards} != self._written:
             raise ValueError("the manifest names other shards than were written")
 
     def _newest_revision(self) -> CheckpointKey | None:
@@ -246,6 +260,81 @@ class DirectoryStaging:
         except OSError:
             return False
 
+    # ── a copy of another tier's checkpoint ───────────────────────────────────────────────
+    def adopt(self, record: ShardRecord, chunks: Iterable[memoryview]) -> None:
+        descriptor = fsio.create_file(self.path / record.file, FILE_MODE)
+        try:
+            fsio.reached("drain.opened")
+            offset, direct = 0, fsio.set_direct(descriptor, direct=True)
+            for number, (chunk, expected) in enumerate(zip(chunks, record.digests, strict=True)):
+                found = digest(chunk)
+                if found != expected:
+                    detail = f"chunk {number} has {found}, the manifest says {expected}"
+                    defect = Defect(DefectKind.CHUNK_DIGEST, record.file, detail)
+                    raise CorruptCheckpoint(self.path, [defect])
+                direct = _write_chunk(descriptor, chunk, offset, direct=direct)
+                offset += len(chunk)
+                fsio.reached("drain.chunk")
+            fsio.reached("drain.written")
+            os.fsync(descriptor)
+            fsio.reached("drain.synced")
+        finally:
+            os.close(descriptor)
+        self._written[record.place] = record
+
+    def commit_as(self, data: bytes, manifest: Manifest, guard: Callable[[], None]) -> Committed:
+        self._check_complete(manifest)
+        if manifest.key != self._key:
+            raise ValueError(f"staged {self._key}, but the manifest is for {manifest.key}")
+        path, pinned = self._tier.path_of(self._key), False
+        if path.is_dir():
+            if holds(self._tier, manifest):
+                guard()
+                fsio.sync_directory(self._tier.path)
+                return Committed(self._key, path, _size_of(path, manifest), reused=True)
+            if not broken(self._tier, self._key):
+                raise CheckpointError(f"{path}: another state is there under the same name")
+            guard()
+            pinned = self._tier.pinned(self._key)
+            self._tier.remove(self._key)
+        self._write_manifest(data)
+        if not self._publish(self._key, data, guard):
+            raise CheckpointError(f"{path}: made by another process in this very moment")
+        if pinned:
+            self._tier.pin(self._key)
+        return Committed(self._key, path, _size_of(path, manifest))
+
+
+def _write_chunk(descriptor: int, chunk: memoryview, offset: int, *, direct: bool) -> bool:
+    """Whole pages directly, the rest of the file's last one not; whether direct still works."""
+    whole = len(chunk) // fsio.PAGE * fsio.PAGE if direct else 0
+    try:
+        fsio.write_at(descriptor, chunk[:whole], offset)
+    except OSError as error:
+        if not fsio.lacks_direct(error):
+            raise
+        whole = 0
+    if whole < len(chunk):
+        direct = False
+        fsio.set_direct(descriptor, direct=False)
+        fsio.write_at(descriptor, chunk[whole:], offset + whole)
+    return direct
+
+
+def holds(tier: Tier, manifest: Manifest) -> bool:
+    """Whether the tier has this checkpoint under its key, whole and with the same state."""
+    try:
+        same = tier.manifest(manifest.key).same_content(manifest)
+    except CheckpointError:
+        return False
+    return same and not broken(tier, manifest.key)
+
+
+def broken(tier: Tier, key: CheckpointKey) -> bool:
+    """Whether a reader would refuse it. A file that somebody put beside the others is no
+    reason: the whole directory would be removed for it."""
+    return any(found.kind is not DefectKind.UNEXPECTED_FILE for found in tier.verify(key))
+
 
 def _checked_image(layout: ImageLayout, image: memoryview) -> memoryview:
     """Exactly the file's bytes; a buffer padded to a whole page is cut."""
@@ -258,4 +347,5 @@ def _checked_image(layout: ImageLayout, image: memoryview) -> memoryview:
 
 
 def _size_of(path: Path, manifest: Manifest) -> int:
-    return sum(record.size for record in manifest.shards) + (path / MANIFEST_NAME).stat().st_size
+    own = sum(record.size for record in manifest.shards if record.holder is None)
+    return own + (path / MANIFEST_NAME).stat().st_size

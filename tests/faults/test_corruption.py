@@ -32,13 +32,13 @@ def checkpoint(tmp_path: Path) -> Path:
     noise = random.Random(1)
     leaves = [PlainLeaf(f"layer.{n:03}.weight", noise.randbytes(500)) for n in range(130)]
     tier = DirectoryTier(tmp_path, chunk=CHUNK)
-    tree = [{"~": "tensor", "leaf": leaf.name} for leaf in leaves]
+    tree = [{"$tensor": {"leaf": leaf.name}} for leaf in leaves]
     path = make_checkpoint(
         tier,
         CheckpointKey(2, 30),
         leaves,
         header_cap=PAGE,
-        tree={"model": tree, "tied": {"~": "tensor", "leaf": "tied"}},
+        tree={"model": tree, "tied": {"$tensor": {"leaf": "tied"}}},
         aliases={"tied": "layer.000.weight"},
         metrics={"loss": 0.25},
         parent="step-000000020-g00000001",
@@ -329,10 +329,10 @@ def test_an_input_output_error_is_a_defect_and_not_a_crash(
     """A bad disk block makes this checkpoint unusable, not the program that looks for one."""
     real = os.preadv
 
-    def failing(descriptor: int, buffers: Any, offset: int) -> int:
+    def failing(descriptor: int, buffers: Any, offset: int, *flags: int) -> int:
         if offset == CHUNK:
             raise OSError(5, "Input/output error")
-        return real(descriptor, buffers, offset)
+        return real(descriptor, buffers, offset, *flags)
 
     monkeypatch.setattr(os, "preadv", failing)
     assert {kind for kind, _ in found(checkpoint)} == {DefectKind.UNREADABLE}

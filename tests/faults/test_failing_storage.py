@@ -38,8 +38,8 @@ def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 @pytest.fixture
 def tier(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> FaultyTier:
     """The run's own tier, made to fail on demand."""
-    faulty = FaultyTier(rundir.checkpoints)
-    monkeypatch.setattr("hpc_ckpt.runtime.running.DirectoryTier", lambda _path: faulty)
+    faulty = FaultyTier(rundir.checkpoints, name="root")
+    monkeypatch.setattr("hpc_ckpt.tiers.stack.DirectoryTier", lambda _path, name: faulty)
     return faulty
 
 

@@ -121,7 +121,7 @@ def test_what_was_left_is_restored(root: Path) -> None:
     with Checkpointer(root, counter=again, array=array, tensor=tensor) as ckpt:
         restored = ckpt.restored
         assert restored is not None
-        assert (2, 2, 1, "shared", ()) == (
+        assert (2, 2, 1, "root", ()) == (
             restored.step, restored.epoch, restored.generation, restored.tier, restored.skipped,
         )  # fmt: skip
         assert hpc_ckpt.latest(root) == restored.path
@@ -203,10 +203,21 @@ def test_in_a_link_the_chains_root_wins(
     assert "is used instead of" in caplog.text
 
 
-def test_tiers_are_refused_in_this_version(root: Path) -> None:
-    """A part that is not built is an error, never ignored."""
-    with pytest.raises(SpecError, match="not available in this version"):
-        Checkpointer(root, tiers=["local"])
+def test_a_tier_nobody_knows_is_refused_before_anything_is_taken(root: Path) -> None:
+    """With what is known; nothing half-made is left behind."""
+    with pytest.raises(SpecError, match=r"no storage is named 'local'\. Known: root\."):
+        Checkpointer(root, tiers=["local"]).__enter__()
+    assert not root.exists()
+
+
+def test_a_tier_that_is_the_run_directory_is_refused(root: Path) -> None:
+    """And no generation is used up by it."""
+    with pytest.raises(SpecError, match="are the same directory"):
+        Checkpointer(root, tiers=[root]).__enter__()
+    assert [] == list(RunDir(root).lease.iterdir())
+    with Checkpointer(root) as ckpt:
+        ckpt.step()
+    assert [1] == steps_of(RunDir(root))
 
 
 def test_a_root_in_use_is_refused(root: Path) -> None:

@@ -173,6 +173,23 @@ def test_settings_of_the_submission_outrank_those_in_the_program(cli: Cli, tmp_p
     assert "HPC_CKPT__CHECKPOINT__POLICY=every 7 steps\n" == log.read_text()
 
 
+def test_tiers_of_the_submission_outrank_the_programs_own(cli: Cli, tmp_path: Path) -> None:
+    """As JSON: a directory may have a comma in its name. Relative means relative to here."""
+    words = ("run", "--root", "r", "--set", "tiers=fast/x, root")
+    done = cli(*words, "--", "bash", "-c", "env | grep HPC_CKPT__")
+    assert "tiers     " in done.stdout
+    log = tmp_path / "work" / "r" / "logs" / "link-00000001.log"
+    fast = tmp_path / "work" / "fast" / "x"
+    assert f'HPC_CKPT__TIERS=["{fast}", "root"]\n' == log.read_text()
+
+
+def test_a_tier_nobody_knows_is_refused_at_submission(cli: Cli) -> None:
+    """With what to write instead."""
+    done = cli("run", "--set", "tiers=scratch", "--", "true")
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "tiers: the profile of local: no storage is named 'scratch'. Known: root." in done.stderr
+
+
 def test_a_program_killed_in_front_of_a_pipe_is_not_complete(cli: Cli, tmp_path: Path) -> None:
     """The string form runs with pipefail."""
     (tmp_path / "work" / "s.yaml").write_text("command: 'false | cat'\nroot: r\n")

@@ -1,5 +1,7 @@
 """The public API as a user writes it; checked by mypy only, never run."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -10,7 +12,7 @@ from hpc_ckpt import Chain, Checkpointer, HpcCkptError, LinkEnded, best, latest,
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     loader = DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2)
-    with Checkpointer("runs/x", policy="every 3 steps", keep=2, model=model) as ckpt:
+    with Checkpointer("runs/x", policy="every 3 steps", keep=2, tiers="local", model=model) as ckpt:
         if ckpt.restored is not None:
             step: int = ckpt.restored.step
             del step
@@ -34,6 +36,10 @@ def run_again() -> int:
     except HpcCkptError as error:
         return error.exit_code
     return 0
+
+
+def several_places() -> Checkpointer:
+    return Checkpointer("runs/x", tiers=["local", Path("/scratch/x"), "root"])
 
 
 def look() -> None:

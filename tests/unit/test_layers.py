@@ -10,17 +10,18 @@ PACKAGE = Path(__file__).parents[2] / "hpc_ckpt"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 GROUND_FLOOR = {
     "errors", "events", "units", "fsio", "rundir", "lease", "settings", "resources", "testing",
-    "policy", "format", "tiers",
+    "preflight", "parallel", "policy", "format", "tiers",
 }  # fmt: skip
 RUNTIME_WING = {"state", "engine", "triggers", "runtime", "checkpointer", "integrations"}
 CHAIN_WING = {"levels", "chain", "analysis", "cli"}
 MAY_IMPORT = {
     "policy": {"units", "errors", "policy"},
-    "format": {"fsio", "errors", "rundir", "format"},
-    "tiers": {"format", "fsio", "errors", "rundir", "settings", "tiers"},
-    "state": {"errors", "state"},
+    "format": {"fsio", "errors", "rundir", "parallel", "format"},
+    "tiers": {"format", "fsio", "errors", "rundir", "settings", "tiers", "events", "units",
+              "preflight", "parallel"},
+    "state": {"errors", "format", "state"},
     "engine": {"state", "tiers", "format", "fsio", "errors", "events", "rundir", "lease",
-               "settings", "engine"},
+               "settings", "parallel", "units", "engine"},
     "levels": GROUND_FLOOR | {"levels"},
     "chain": GROUND_FLOOR | {"levels", "chain"},
     "analysis": GROUND_FLOOR | {"analysis", "chain"},

@@ -242,10 +242,12 @@ def test_a_bad_value_in_a_variable_is_blamed_on_it(load_here: Load) -> None:
          "train.yaml:1: comand: unknown key. Did you mean 'command'? (and 1 more)"),
         ("name: a\n",
          "train.yaml: command: missing; write it in a spec, or after '--' on the command line"),
-        ("command: x\ntiers: [a]\n",
-         "train.yaml:2: tiers: not available in this version; remove it"),
-        ("command: x\ntiers:\n",
-         "train.yaml:2: tiers: not available in this version; remove it"),
+        ("command: x\ntiers: [a, b, a]\n",
+         "train.yaml:2: tiers: 'a' is named twice; name it once"),
+        ("command: x\ntiers: {a: b}\n",
+         "train.yaml:2: tiers: must be text, not a mapping"),
+        ("command: x\ncheckpoint:\n  memory: 8\n",
+         "train.yaml:3: checkpoint.memory: '8' is less than 1 MiB; say the unit: 512M, 8G"),
         ("command: x\ncheckpoint:\n  overhead: 3.5%\n",
          "train.yaml:3: checkpoint.overhead: not available in this version; remove it"),
         ("command: x\nmembers: {lr: [1]}\n",
@@ -335,13 +337,61 @@ def test_a_site_file_that_cannot_be_read_is_not_passed_over(
 
 def test_a_mistake_in_a_profile_names_the_profile(load_here: Load, places: Places) -> None:
     """The administrator's file is blamed, not the user's."""
-    (places.site / "clusters" / "lab.yaml").write_text("storage:\n  local: {path: /tmp}\n")
+    (places.site / "clusters" / "lab.yaml").write_text("failures:\n  mtbf: 240h\n")
     with pytest.raises(SpecError) as caught:
         load_here({"command": "x"}, profile="lab")
     expected = (
-        f"{places.site}/clusters/lab.yaml:1: storage: not available in this version; remove it"
+        f"{places.site}/clusters/lab.yaml:1: failures: not available in this version; remove it"
     )
     assert expected == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("storage:\n  local: {path: /tmp}\n", "2: storage.local.survives: missing"),
+        ("storage:\n  local: {path: /tmp, survives: fire}\n",
+         "2: storage.local.survives: must be 'process' or 'node', not 'fire'"),
+        ("storage:\n  local: {path: tmp, survives: node}\n",
+         "2: storage.local.path: 'tmp' must be absolute, or begin with a variable such as $TMPDIR"),
+        ("storage:\n  local: {path: /tmp, survives: node, quota: much}\n",
+         "2: storage.local.quota: 'much' is not a size; write 512M, 32G or 1T"),
+        ("storage:\n  local: {path: /tmp, survives: node, speed: 9}\n",
+         "2: storage.local.speed: unknown key. Known: path, survives, quota."),
+        ("storage:\n  root: {path: /tmp, survives: node}\n",
+         "2: storage.root: 'root' is the run directory's own tier; choose another name"),
+    ],
+)  # fmt: skip
+def test_a_storage_that_cannot_be_used_is_named_by_its_line(
+    load_here: Load, places: Places, text: str, expected: str
+) -> None:
+    """At submission, and not on the first node."""
+    path = places.site / "clusters" / "lab.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_here({"command": "x"}, profile="lab")
+    assert f"{path}:{expected}" == str(caught.value)
+
+
+def test_a_storage_is_set_from_the_environment_in_its_own_spelling(
+    load_here: Load, places: Places
+) -> None:
+    """Variables are upper case, names need not be."""
+    (places.site / "clusters" / "lab.yaml").write_text(
+        "storage:\n  Local: {path: $TMPDIR, survives: process}\n"
+    )
+    environ = {"HPC_CKPT__STORAGE__LOCAL__PATH": "/fast"}
+    storage = load_here({"command": "x"}, profile="lab", environ=environ).profile.storage
+    assert {"Local": "/fast"} == {name: one.path for name, one in storage.items()}
+
+
+def test_relative_directories_of_tiers_are_those_of_the_submission(
+    load_here: Load, work: Path
+) -> None:
+    """What only the node can expand is left to it."""
+    (work / "train.yaml").write_text("command: x\ntiers: [fast/x, /abs, $TMPDIR/y, ~/z, local]\n")
+    expected = (f"{work}/fast/x", "/abs", "$TMPDIR/y", "~/z", "local")
+    assert expected == load_here("train.yaml").spec.tiers
 
 
 # ── text stays text ───────────────────────────────────────────────────────────────────────

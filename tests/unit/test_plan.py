@@ -14,6 +14,7 @@ from hpc_ckpt.chain.plan import Plan, chain_record, plan_chain
 from hpc_ckpt.chain.profile import Profile
 from hpc_ckpt.chain.spec import Spec
 from hpc_ckpt.errors import SpecError
+from hpc_ckpt.tiers.wishes import Survives, TierWish
 
 CWD = Path("/home/u/project")
 VENV = Activation(Kind.VENV, "/home/u/venv")
@@ -268,6 +269,45 @@ def test_a_plan_can_be_read() -> None:
     assert expected == made.describe()
 
 
+STORAGE: dict[str, Any] = {
+    "local": {"path": "$TMPDIR", "survives": "process"},
+    "shared": {"path": "/scratch/$USER/hpc_ckpt", "survives": "node", "quota": "1T"},
+}
+
+
+def test_a_plan_says_where_checkpoints_go() -> None:
+    """Only where there is a choice; what goes with the job is said to."""
+    made = plan({**LAB, "storage": STORAGE}, tiers=["local", "shared", "/x y"])
+    expected = (
+        "tiers     local ($TMPDIR; gone with the job), then shared (/scratch/$USER/hpc_ckpt), "
+        "then /x y, then root"
+    )
+    assert expected in made.describe()
+    assert not [line for line in plan(LAB).describe() if line.startswith("tiers")]
+
+
+def test_the_home_is_where_the_list_names_it() -> None:
+    """Last, unless somebody wants it elsewhere."""
+    made = plan({**LAB, "storage": STORAGE}, tiers=["root", "shared"])
+    assert ("root", "shared (/scratch/$USER/hpc_ckpt)") == made.tiers
+
+
+@pytest.mark.parametrize(
+    ("tiers", "expected"),
+    [
+        (["locl"], "no storage is named 'locl'. Did you mean 'local'? "
+                   "A directory is written with a slash: './locl'"),
+        (["zzz"], "no storage is named 'zzz'. Known: local, root, shared. "
+                  "A directory is written with a slash: './zzz'"),
+        (["$TMPDIR"], "'$TMPDIR' is no name, and a directory is written with a slash: '$TMPDIR/'"),
+    ],
+)  # fmt: skip
+def test_a_tier_nobody_knows_is_refused_with_the_nearest(tiers: list[str], expected: str) -> None:
+    """At submission: only spec and profile together know the names."""
+    said = refusal({**LAB, "storage": STORAGE}, tiers=tiers)
+    assert f"tiers: the profile of lab: {expected}" == said
+
+
 def test_a_local_plan_says_what_it_does_not_use() -> None:
     """The same spec runs on both; nobody should think the partition counts here."""
     lines = plan(LOCAL, partition="gpu").describe()
@@ -308,7 +348,7 @@ def test_the_runtime_reads_its_settings_from_the_record(tmp_path: Path) -> None:
     """The other side of the party wall: policy, retention and signal arrive as asked for."""
     spec, profile = both(
         {"cluster": "lab", "signal": {"name": "USR2"}},
-        checkpoint={"policy": "every 7 steps", "keep": {"last": 2, "best": "loss"}},
+        checkpoint={"policy": "every 7 steps", "keep": {"last": 2, "best": "loss"}, "memory": "2G"},
     )
     record = chain_record(spec, profile, plan_chain(spec, profile, cwd=CWD), chain="x", created=0.0)
     (tmp_path / "chain.json").write_text(json.dumps(record))
@@ -319,3 +359,18 @@ def test_the_runtime_reads_its_settings_from_the_record(tmp_path: Path) -> None:
         resolved.keep.best and resolved.keep.best.metric,
         resolved.signal.name,
     )
+    assert (2 * 1024**3, (TierWish("root"),)) == (resolved.memory, resolved.tiers)
+
+
+def test_the_runtime_finds_the_tiers_of_the_record(tmp_path: Path) -> None:
+    """The example of the design, with a variable that only the node knows."""
+    spec, profile = both({"cluster": "lab", "storage": STORAGE}, tiers=["local", "shared"])
+    record = chain_record(spec, profile, plan_chain(spec, profile, cwd=CWD), chain="x", created=0.0)
+    (tmp_path / "chain.json").write_text(json.dumps(record))
+    environ = {"TMPDIR": "/tmp/job-7", "USER": "me"}
+    resolved = settings.resolve(file=tmp_path / "chain.json", environ=environ)
+    assert (
+        TierWish("local", Path("/tmp/job-7"), Survives.PROCESS),
+        TierWish("shared", Path("/scratch/me/hpc_ckpt"), Survives.NODE, 1024**4),
+        TierWish("root"),
+    ) == resolved.tiers

@@ -91,7 +91,28 @@ def test_a_directive_that_is_never_written_cannot_be_skipped() -> None:
     assert refusal(directives={"skip": ["--memory"]}).startswith("'--memory' is never written")
 
 
-@pytest.mark.parametrize("key", ["storage", "failures", "tools"])
+def test_storage_is_kept_as_it_was_written() -> None:
+    """Paths get their values on the node, sizes stay text."""
+    local = {"path": "$TMPDIR", "survives": "process"}
+    shared = {"path": "/scratch/$USER/x", "survives": "node", "quota": "1T"}
+    dumped = profile(storage={"local": local, "shared": shared}).model_dump(mode="json")
+    assert {"local": {**local, "quota": None}, "shared": shared} == dumped["storage"]
+
+
+@pytest.mark.parametrize("name", ["root", "a/b", "$x", "a b", "a,b", "-x"])
+def test_a_storage_must_have_a_name_that_a_spec_can_say(name: str) -> None:
+    """No slash, no comma, and not the run directory's own."""
+    assert repr(name) in refusal(storage={name: {"path": "/x", "survives": "node"}})
+
+
+@pytest.mark.parametrize("quota", ["0", "0G", "-1G", "lots"])
+def test_a_quota_is_a_size_of_more_than_nothing(quota: str) -> None:
+    """One of nothing would refuse every checkpoint."""
+    storage = {"local": {"path": "/x", "survives": "node", "quota": quota}}
+    assert refusal(storage=storage).startswith(("must be more than nothing", f"{quota!r} is not"))
+
+
+@pytest.mark.parametrize("key", ["failures", "tools"])
 def test_sections_that_are_not_built_are_refused(key: str) -> None:
     """Never ignored."""
     assert "Extra inputs are not permitted" == refusal(**{key: {}})

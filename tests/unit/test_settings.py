@@ -23,6 +23,7 @@ from hpc_ckpt.settings import (
     parse_signal,
     resolve,
 )
+from hpc_ckpt.tiers.wishes import Survives, TierWish
 
 
 # ── policy expressions ────────────────────────────────────────────────────────────────────
@@ -183,6 +184,115 @@ def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
     """A path that is not there is an error."""
     with pytest.raises(SpecError, match=r"nowhere\.yaml"):
         resolve(file=tmp_path / "nowhere.yaml", environ={})
+
+
+# ── memory and tiers ──────────────────────────────────────────────────────────────────────
+def test_the_memory_of_snapshots_is_a_size() -> None:
+    """From any source; nothing said is no limit of ours."""
+    assert resolve(environ={}).memory is None
+    assert 8 * 1024**3 == resolve(file={"checkpoint": {"memory": "8G"}}, environ={}).memory
+    environ = {"HPC_CKPT__CHECKPOINT__MEMORY": "1.5 GiB"}
+    assert 3 * 1024**3 // 2 == resolve(environ=environ).memory
+
+
+@pytest.mark.parametrize("memory", ["8", 0, "much", [1]])
+def test_a_memory_that_cannot_be_meant_is_refused(memory: object) -> None:
+    """A bare 8 is not eight bytes."""
+    with pytest.raises(SpecError, match=r"^checkpoint\.memory: .*(less than 1 MiB|not a size)"):
+        resolve(file={"checkpoint": {"memory": memory}}, environ={})
+
+
+STORAGE = {"local": {"path": "${TMPDIR:-/tmp}/x", "survives": "process", "quota": "5G"}}
+
+
+def wishes(value: object, **environ: str) -> list[tuple[str, str | None]]:
+    file = {"storage": STORAGE, "tiers": value}
+    tiers = resolve(file=file, environ=environ).tiers
+    return [(wish.name, wish.path and str(wish.path)) for wish in tiers]
+
+
+def test_without_tiers_there_is_the_run_directory_alone() -> None:
+    """Nothing said, and an empty list, are the same."""
+    assert (TierWish("root"),) == resolve(environ={}).tiers
+    assert [("root", None)] == wishes([])
+
+
+def test_names_and_directories_become_places_and_the_home_is_last() -> None:
+    """Variables are those of the node; a directory is known by its slash."""
+    cwd = str(Path.cwd())
+    expected = [("local", "/tmp/x"), ("a/b", f"{cwd}/a/b"), ("~/c", "/home/u/c"), ("root", None)]
+    assert expected == wishes(["local", "a/b", "~/c"], HOME="/home/u")
+    assert [("local", "/job/x"), ("root", None)] == wishes("local", TMPDIR="/job")
+    assert [("root", None), ("/x/$", "/x/$")] == wishes("root, /x/$")
+
+
+def test_what_the_site_says_of_a_storage_arrives() -> None:
+    """How much it survives, and how much one user may have there."""
+    wish = resolve(file={"storage": STORAGE, "tiers": "local"}, environ={}).tiers[0]
+    assert (Survives.PROCESS, 5 * 1024**3) == (wish.survives, wish.quota)
+
+
+def test_tiers_of_the_environment_beat_the_call_and_the_file() -> None:
+    """Lists are replaced whole; the variable may be JSON, for names with commas in them."""
+    file, call = {"tiers": ["/file/"]}, {"tiers": [Path("call")]}
+    named = [tier.name for tier in resolve(call=call, file=file, environ={}).tiers]
+    assert ["./call", "root"] == named
+    for text in ("/a/,root", '["/a/", "root"]'):
+        environ = {"HPC_CKPT__TIERS": text}
+        tiers = resolve(call=call, file=file, environ=environ).tiers
+        assert ["/a/", "root"] == [tier.name for tier in tiers]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "complaint"),
+    [
+        (["locl"], r"tiers: no storage is named 'locl'\. Did you mean 'local'\?"),
+        (["far"], r"Known: local, root\. A directory is written with a slash: '\./far'"),
+        (["$TMPDIR"], r"'\$TMPDIR' is no name, .* slash: '\$TMPDIR/'"),
+        (["local", "local"], "'local' is named twice"),
+        (["$SCRATCH/x"], r"tiers: \$SCRATCH is not set on this node; .* \$\{SCRATCH:-/tmp\}"),
+        (["~bob/x"], "another user's home is written out"),
+        ([7], "7 is neither a name nor a directory"),
+        ({"a": 1}, "write a list"),
+        ("[a", "is not a list"),
+    ],
+)
+def test_tiers_that_cannot_be_are_refused_by_name(tiers: object, complaint: str) -> None:
+    """Before anything is opened, with what to write instead."""
+    with pytest.raises(SpecError, match=complaint):
+        wishes(tiers)
+
+
+def test_a_mistake_in_a_tier_is_blamed_on_who_said_it() -> None:
+    """The environment, the call or the file."""
+    with pytest.raises(SpecError, match=r"^environment variable HPC_CKPT__TIERS: no storage"):
+        resolve(environ={"HPC_CKPT__TIERS": "zzz"})
+    with pytest.raises(SpecError, match=r"^Checkpointer\(tiers=…\): no storage"):
+        resolve(call={"tiers": ["zzz"]}, environ={})
+
+
+@pytest.mark.parametrize(
+    ("record", "complaint"),
+    [
+        ({"survives": "node"}, r"storage\.x: write"),
+        ({"path": "$A/b", "survives": "node"}, r"storage\.x\.path: '\$A/b' is 'rel/b' here"),
+        ({"path": "/a", "survives": "all"}, r"x\.survives: must be process or node, not 'all'"),
+        ({"path": "/a"}, r"survives: must be process or node, not None"),
+        ({"path": "/a", "survives": "node", "quota": 0}, r"storage\.x\.quota: must be more than"),
+        ({"path": "/a", "survives": "node", "speed": 1}, "unknown key 'speed'. Known: path"),
+    ],
+)  # fmt: skip
+def test_a_storage_of_a_settings_file_is_checked_too(record: object, complaint: str) -> None:
+    """A user's own file has not been through the profile's schema."""
+    file = {"storage": {"x": record}, "tiers": ["x"]}
+    with pytest.raises(SpecError, match=complaint):
+        resolve(file=file, environ={"A": "rel"})
+
+
+def test_a_storage_nobody_names_may_need_what_this_node_lacks() -> None:
+    """Only what is used is expanded."""
+    file = {"storage": {"x": {"path": "$NOWHERE", "survives": "node"}}, "tiers": ["root"]}
+    assert (TierWish("root"),) == resolve(file=file, environ={}).tiers
 
 
 # ── pieces ────────────────────────────────────────────────────────────────────────────────

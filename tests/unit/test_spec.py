@@ -162,6 +162,40 @@ def test_keep_has_short_forms() -> None:
     assert ("loss", "max") == (best.metric, best.mode)
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (["local", "shared"], ("local", "shared")),
+        ("local, shared", ("local", "shared")),
+        ("local", ("local",)),
+        (["/a b/c, d", "root"], ("/a b/c, d", "root")),
+        (None, ()),
+        ([], ()),
+    ],
+)
+def test_tiers_are_a_list_or_words_with_commas(written: Any, expected: tuple[str, ...]) -> None:
+    """Whether the names are known is checked together with the profile."""
+    assert expected == spec(tiers=written).tiers
+
+
+@pytest.mark.parametrize("bad", [["a", "a"], [""], [["a"]], [True], "a\0b/", {"a": 1}, 5.5j])
+def test_what_is_no_list_of_tiers_is_refused(bad: Any) -> None:
+    """Twice the same would only be slower."""
+    assert "Value error" in refusal(tiers=bad)
+
+
+@pytest.mark.parametrize("memory", ["8G", "512M", 8589934592])
+def test_the_memory_of_snapshots_is_a_size(memory: Any) -> None:
+    """It stays the text it was written as."""
+    assert str(memory) == spec(checkpoint={"memory": memory}).checkpoint.memory
+
+
+@pytest.mark.parametrize("memory", ["0", "8", "much", True])
+def test_a_memory_that_cannot_be_meant_is_refused(memory: Any) -> None:
+    """Snapshots that may use nothing are no snapshots; a bare 8 is not bytes."""
+    assert "Value error" in refusal(checkpoint={"memory": memory})
+
+
 @pytest.mark.parametrize(("level", "word"), [("system", "not available"), ("magic", "not a level")])
 def test_levels_that_are_not_built_are_refused(level: str, word: str) -> None:
     """Never ignored."""

@@ -1,0 +1,194 @@
+"""`make bench`: hpc_ckpt beside its peers and the machine's limits, in one go.
+
+Every measurement has a process and a directory of its own; rounds go over all contenders in
+turn, so that a machine that drifts drifts for all of them. docs/benchmarks.md is the method.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import machine, report, targets
+from .figures import LIMITS, Record
+from .ours import MODES, Urgent
+from .peers import PEERS, DistributedStaged, Safetensors, SnapshotAsync, TorchSave
+from .runner import PROJECT, Runner
+from .states import Shape
+
+RESULTS = PROJECT / "benchmarks" / "results"
+QUICK_RESULTS = PROJECT / "build" / "bench-quick"
+SCRATCH = PROJECT / "build" / "bench"
+SIZES = (0.1, 1.0, 4.0)
+SAVES = {0.1: 5, 1.0: 3, 4.0: 2}
+ROWS = ("grid", "stolen", "competing", "tiny", "frozen")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is measured, and how often."""
+
+    sizes: tuple[float, ...]
+    rounds: int | None
+    quick: bool
+    only: tuple[str, ...]
+    contenders: tuple[str, ...]
+
+    def rounds_at(self, gib: float) -> int:
+        """Fewer where each takes long."""
+        return self.rounds or (2 if gib >= 4 else 3)
+
+    @property
+    def row_gib(self) -> float:
+        """Of the rows beside the grid."""
+        return 0.1 if self.quick else 1.0
+
+    def wants(self, name: str) -> bool:
+        return not self.contenders or name in self.contenders or name == LIMITS
+
+
+def main() -> None:
+    options = _options()
+    plan = _plan(options)
+    shutil.rmtree(options.scratch, ignore_errors=True)
+    options.scratch.mkdir(parents=True)
+    runner = Runner(options.scratch, options.patience)
+    about = machine.describe(options.scratch)
+    about |= {"quick": plan.quick, "rounds": plan.rounds or "3, at 4 GiB 2"}
+    records: list[Record] = []
+    try:
+        for record in _records(runner, plan):
+            records.append(record)
+            _tell(record)
+            _write(options.output, about, records)
+    finally:
+        shutil.rmtree(options.scratch, ignore_errors=True)
+    print(_write(options.output, about, records))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="0.1 GiB and one round: does it run?")
+    parser.add_argument("--rounds", type=int, help="rounds of every size (3; 2 at 4 GiB)")
+    parser.add_argument("--sizes", type=float, nargs="+", choices=SIZES, help="in GiB")
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=ROWS, help="some of the rows")
+    parser.add_argument("--contenders", nargs="+", default=(), help="some of the contenders")
+    parser.add_argument("--patience", type=float, default=1800, help="seconds for one process")
+    parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where to write")
+    parser.add_argument("--output", type=Path, help="where the results go")
+    options = parser.parse_args()
+    options.output = options.output or (QUICK_RESULTS if options.quick else RESULTS)
+    return options
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    sizes = (0.1,) if options.quick else SIZES
+    return Plan(
+        sizes=tuple(options.sizes or sizes),
+        rounds=options.rounds or (1 if options.quick else None),
+        quick=options.quick,
+        only=tuple(options.only),
+        contenders=tuple(options.contenders),
+    )
+
+
+def _records(runner: Runner, plan: Plan) -> Iterator[Record]:
+    if "grid" in plan.only:
+        for gib in plan.sizes:
+            for turn in range(plan.rounds_at(gib)):
+                for shape in Shape:
+                    yield from _round(runner, plan, gib, shape, turn)
+    for turn in range(plan.rounds_at(plan.row_gib)):
+        for job in _rows(plan):
+            yield runner.run({**job, "round": turn})
+
+
+def _round(runner: Runner, plan: Plan, gib: float, shape: Shape, turn: int) -> Iterator[Record]:
+    """Everybody once; each round begins with another one."""
+    everybody = [
+        (LIMITS, LIMITS),
+        *(("ours", name) for name in MODES),
+        *(("peer", peer.name) for peer in PEERS),
+    ]
+    wanted = [one for one in everybody if plan.wants(one[1])]
+    start = turn * len(wanted) // plan.rounds_at(gib)
+    for kind, name in wanted[start:] + wanted[:start]:
+        job = {
+            "kind": kind,
+            "name": name,
+            "gib": gib,
+            "shape": shape.value,
+            "round": turn,
+            "saves": SAVES[gib],
+        }
+        if name == Urgent.name:
+            yield from _saved_and_restored(runner, job)
+        else:
+            yield runner.run(job)
+
+
+def _saved_and_restored(runner: Runner, job: dict[str, Any]) -> Iterator[Record]:
+    """The saves, then a restore in a fresh process for each way there is."""
+    directory = runner.directory()
+    try:
+        saved = runner.run_in(directory, job)
+        yield saved
+        if "failed" in saved:
+            return
+        digest = saved["result"]["digest"]
+        for cached in (False, True):
+            for empty in (False, True):
+                again = {**job, "kind": "restore", "cached": cached, "empty": empty}
+                yield runner.run_in(directory, {**again, "digest": digest})
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    gib = plan.row_gib
+    if "stolen" in plan.only:
+        for threads in (2, 1):
+            for name in ("hpc_ckpt", DistributedStaged.name, SnapshotAsync.name):
+                yield {
+                    "kind": "stolen",
+                    "name": name,
+                    "gib": gib,
+                    "threads": threads,
+                    "saves": 1 if plan.quick else 3,
+                    "interval_s": 4.0 if plan.quick else 12.0,
+                }
+    if "competing" in plan.only:
+        yield {"kind": "competing", "name": "hpc_ckpt", "gib": gib, "snapshots": 20}
+    if "tiny" in plan.only:
+        count = 20_000 if plan.quick else 100_000
+        for name in ("hpc_ckpt", TorchSave.name, Safetensors.name):
+            yield {"kind": "tiny", "name": name, "count": count, "saves": 3}
+    if "frozen" in plan.only:
+        yield {"kind": "frozen", "name": "hpc_ckpt", "gib": gib, "saves": 3}
+
+
+def _tell(record: Record) -> None:
+    where = " ".join(str(record[key]) for key in ("gib", "shape", "threads") if key in record)
+    how = record.get("failed", f"{record['took_s']:g} s")
+    line = f"round {record['round']}: {record['kind']} {record['name']} {where}: {how}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def _write(folder: Path, about: dict[str, Any], records: list[Record]) -> str:
+    """After every record: a run that is broken off leaves what it has seen."""
+    folder.mkdir(parents=True, exist_ok=True)
+    judged = targets.judge(records)
+    text = report.markdown(about, records, judged)
+    (folder / "checkpoint.json").write_text(report.as_json(about, records, judged))
+    (folder / "checkpoint.md").write_text(text)
+    return text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""From samples to figures: medians, spreads and ratios, by cell and contender."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .ours import Background, Urgent
+
+PER_TENSOR_S = 2e-6
+LIMITS = "limits"
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Some samples of one figure."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def least(self) -> float:
+        return min(self.samples)
+
+    @property
+    def most(self) -> float:
+        return max(self.samples)
+
+    def __bool__(self) -> bool:
+        return bool(self.samples)
+
+
+def spread(values: Iterable[float]) -> Spread:
+    return Spread(tuple(values))
+
+
+def quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One size and one shape."""
+
+    gib: float
+    shape: str
+
+    def __str__(self) -> str:
+        return f"{self.gib:g} GiB {self.shape}"
+
+
+class Contender:
+    """All rounds of one contender in one cell."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self.results = [one["result"] for one in records if "result" in one]
+        self.failures = [one["failed"] for one in records if "failed" in one]
+
+    def first(self, key: str) -> Spread:
+        return spread(result[key][0] for result in self.results if result.get(key))
+
+    def later(self, key: str) -> Spread:
+        return spread(value for result in self.results for value in result.get(key, ())[1:])
+
+    def every(self, key: str) -> Spread:
+        return spread(value for result in self.results for value in result.get(key, ()))
+
+    def median(self, key: str) -> float:
+        return float(statistics.median(result[key] for result in self.results))
+
+
+class Limits:
+    """What the machine could do in one cell; the disk does not know shapes, so they share it."""
+
+    def __init__(self, cell: Contender, size: Contender) -> None:
+        self._of_size = size
+        self.size: int = cell.results[0]["state_bytes"]
+        self.small_pieces: int = cell.results[0]["small_pieces"]
+        self.large = cell.later("memcpy_large_s")
+        small = cell.later("memcpy_small_s")
+        self.memcpy = spread(map(sum, zip(self.large.samples, small.samples, strict=True)))
+        self.memmove = cell.later("memmove_s")
+
+    def threads(self, key: str) -> dict[str, Spread]:
+        found: dict[str, list[float]] = {}
+        for result in self._of_size.results:
+            for threads, values in result[key].items():
+                found.setdefault(threads, []).extend(values)
+        return {threads: spread(values) for threads, values in found.items()}
+
+    def best(self, key: str) -> float:
+        """Median seconds with the thread count that does best."""
+        return min(one.median for one in self.threads(key).values())
+
+    def beyond_memcpy(self, block_s: float) -> float:
+        """A blocking time as multiple of the copy of the large pieces, small ones at 2 µs each."""
+        return (block_s - PER_TENSOR_S * self.small_pieces) / self.large.median
+
+
+class Grid:
+    """Every contender of every cell."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._records = records
+
+    def cells(self) -> list[Cell]:
+        return sorted({Cell(one["gib"], one["shape"]) for one in self._records})
+
+    def names(self, cell: Cell) -> list[str]:
+        kept = [one["name"] for one in self._of(cell) if one["kind"] in ("ours", "peer")]
+        return list(dict.fromkeys(sorted(kept, key=lambda name: not name.startswith("hpc_ckpt"))))
+
+    def contender(self, cell: Cell, name: str) -> Contender:
+        kept = [one for one in self._of(cell) if one["kind"] != "restore"]
+        return Contender([one for one in kept if one["name"] == name])
+
+    def limits(self, cell: Cell) -> Limits | None:
+        found = self.contender(cell, LIMITS)
+        of_size = [o for o in self._records if o["name"] == LIMITS and o["gib"] == cell.gib]
+        return Limits(found, Contender(of_size)) if found.results else None
+
+    def background(self, cell: Cell) -> Contender:
+        return self.contender(cell, Background.name)
+
+    def urgent(self, cell: Cell) -> Contender:
+        return self.contender(cell, Urgent.name)
+
+    def peers(self, cell: Cell) -> Iterator[tuple[str, Contender]]:
+        for name in dict.fromkeys(o["name"] for o in self._of(cell) if o["kind"] == "peer"):
+            contender = self.contender(cell, name)
+            if contender.results:
+                yield name, contender
+
+    def restores(self, cell: Cell, *, cached: bool, empty: bool) -> Spread:
+        return spread(
+            one["result"]["seconds"]
+            for one in self._of(cell)
+            if one["kind"] == "restore"
+            and (one["cached"], one["empty"]) == (cached, empty)
+            and "result" in one
+        )
+
+    def restore_failures(self, cell: Cell) -> list[str]:
+        kept = [one for one in self._of(cell) if one["kind"] == "restore"]
+        return [one["failed"] for one in kept if "failed" in one]
+
+    def _of(self, cell: Cell) -> list[Record]:
+        return [o for o in self._records if (o["gib"], o["shape"]) == (cell.gib, cell.shape)]
+
+
+@dataclass(frozen=True)
+class Stolen:
+    """Of one contender with one number of threads, over all rounds."""
+
+    name: str
+    threads: int
+    gib: float
+    results: tuple[Record, ...]
+    failures: tuple[str, ...]
+
+    @property
+    def baseline_s(self) -> float:
+        return spread(v for one in self.results for v in one["baseline_s"]).median
+
+    def per_save(self) -> Spread:
+        """Seconds stolen by each checkpoint, against the median step of its own process."""
+        return spread(
+            sum(window) - len(window) * statistics.median(one["baseline_s"])
+            for one in self.results
+            for window in one["windows_s"]
+        )
+
+    def share(self) -> Spread:
+        """Stolen seconds as share of the time the save was under way."""
+        return spread(
+            1 - len(window) * statistics.median(one["baseline_s"]) / sum(window)
+            for one in self.results
+            for window in one["windows_s"]
+            if window
+        )
+
+    def slower_p95(self) -> float:
+        baseline = [v for one in self.results for v in one["baseline_s"]]
+        inside = [v for one in self.results for window in one["windows_s"] for v in window]
+        return quantile(inside or baseline, 0.95) / quantile(baseline, 0.95) - 1
+
+    def rate(self) -> Spread:
+        """Bytes per second from the snapshot to durable."""
+        return spread(
+            size / took
+            for one in self.results
+            for size, took in zip(one["bytes"], one["persist_s"], strict=True)
+        )
+
+    def full_s(self) -> Spread:
+        return spread(value for one in self.results for value in one.get("full_s", ()))
+
+    def late(self) -> int:
+        return sum(one["overran"] + one.get("skipped", 0) for one in self.results)
+
+
+def stolen(records: list[Record]) -> list[Stolen]:
+    kept = [one for one in records if one["kind"] == "stolen"]
+    groups = dict.fromkeys((one["name"], one["threads"], one["gib"]) for one in kept)
+    return [
+        Stolen(
+            name,
+            threads,
+            gib,
+            tuple(o["result"] for o in kept if _is(o, name, threads) and "result" in o),
+            tuple(o["failed"] for o in kept if _is(o, name, threads) and "failed" in o),
+        )
+        for name, threads, gib in groups
+    ]
+
+
+def _is(record: Record, name: str, threads: int) -> bool:
+    return (record["name"], record["threads"]) == (name, threads)

@@ -1,0 +1,172 @@
+"""Copies the bytes of leaves into a buffer: host memory by plain moves, devices by a side stream.
+
+Knows addresses and streams, not what the bytes mean. torch's own copy is not used for host
+memory: its OpenMP barriers stall for seconds beside a busy neighbour.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import fsio
+from ..parallel import Row
+from ..state.leaves import Value, copy_into
+
+THREADS = 2
+"""Training waits for the copy, so its cores are free."""
+LARGE = 1024**2
+"""Leaves from this size on are cut into pieces of it, which threads share out."""
+_WORTH_A_THREAD = 8 * LARGE
+
+
+class Copier:
+    """Copies values of one form, again and again, each to its place in one buffer."""
+
+    def __init__(self, buffer: memoryview, places: Sequence[tuple[int, int]]) -> None:
+        self._targets = [buffer[start:end] for start, end in places]
+        self._base = address(buffer)
+        self._places = places
+        self._known: list[int | None] = [None] * len(places)
+        self._sources: list[Any] = [None] * len(places)
+        self._sorted: _Sorted | None = None
+
+    def copy(self, values: Sequence[Value]) -> None:
+        """All bytes are in the buffer when this returns. The values' form never changes."""
+        if self._sorted is None:
+            self._sorted = _Sorted(values, self._targets)
+        kinds = self._sorted
+        devices = [_DeviceCopy(device) for device in kinds.devices]
+        for device in devices:
+            device.begin(
+                [(self._targets[n], values[n]) for n in kinds.on_device[device.device]]  # type: ignore[misc] # sorted as tensors
+            )
+        self._copy_large(values, kinds.large)
+        self._copy_small(values, kinds.small)
+        for number in kinds.odd:
+            copy_into(self._targets[number], values[number])
+        for device in devices:
+            device.wait()
+
+    def _copy_small(self, values: Sequence[Value], numbers: Sequence[int]) -> None:
+        targets, sources, known = self._targets, self._sources, self._known
+        for number in numbers:
+            value = values[number]
+            # Only the address is remembered: nothing of the program's is kept alive by it.
+            place = value.data_ptr() if isinstance(value, torch.Tensor) else _array_address(value)
+            if place != known[number]:
+                known[number] = place
+                sources[number] = _view(place, len(targets[number]))
+            targets[number][:] = sources[number]
+
+    def _copy_large(self, values: Sequence[Value], numbers: Sequence[int]) -> None:
+        pieces: list[tuple[int, int, int]] = []
+        for number in numbers:
+            value = values[number]
+            source = value.data_ptr() if isinstance(value, torch.Tensor) else _array_address(value)
+            start, end = self._places[number]
+            pieces += [
+                (self._base + start + offset, source + offset, min(LARGE, end - start - offset))
+                for offset in range(0, end - start, LARGE)
+            ]
+        if not pieces:
+            return
+
+        def move(number: int) -> None:
+            ctypes.memmove(*pieces[number])
+
+        total = sum(length for _, _, length in pieces)
+        Row(len(pieces), move).run(THREADS if total >= _WORTH_A_THREAD else 1)
+
+
+class _Sorted:
+    """Which value is copied in which way; of a form, so it holds for all values of that form."""
+
+    def __init__(self, values: Sequence[Value], targets: Sequence[memoryview]) -> None:
+        self.small: list[int] = []
+        self.large: list[int] = []
+        self.odd: list[int] = []
+        """Strided, conjugated or otherwise not a plain stretch of host memory."""
+        self.on_device: dict[torch.device, list[int]] = {}
+        for number, (value, target) in enumerate(zip(values, targets, strict=True)):
+            if not target.nbytes:
+                continue
+            if isinstance(value, torch.Tensor) and on_device(value):
+                self.on_device.setdefault(value.device, []).append(number)
+            elif not _is_plain(value):
+                self.odd.append(number)
+            elif target.nbytes < LARGE:
+                self.small.append(number)
+            else:
+                self.large.append(number)
+        self.devices = list(self.on_device)
+
+
+def on_device(value: Value) -> bool:
+    """Whether the bytes are not in host memory."""
+    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
+
+
+def _is_plain(value: Value) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_contiguous() and not value.is_conj() and not value.is_neg()
+    return bool(value.flags.c_contiguous)
+
+
+def _view(place: int, length: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * length).from_address(place)).cast("B")
+
+
+def _array_address(value: Any) -> int:
+    place: int = value.__array_interface__["data"][0]
+    return place
+
+
+def address(buffer: memoryview) -> int:
+    """Where a writable buffer begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+# ── devices ───────────────────────────────────────────────────────────────────────────────
+class _DeviceCopy:
+    """Device to host on a stream of its own, after all that training has queued before it.
+
+    Waits for an event of that stream, never for the device.
+    """
+
+    def __init__(self, device: torch.device, accelerator: Any = torch.accelerator) -> None:
+        self.device = device
+        self._accelerator = accelerator
+        self._stream = torch.Stream(device=device)
+        self._event = torch.Event(device=device)
+
+    def begin(self, pairs: Sequence[tuple[memoryview, torch.Tensor]]) -> None:
+        training = self._accelerator.current_stream(self.device)
+        self._stream.wait_stream(training)
+        self._accelerator.set_stream(self._stream)
+        try:
+            for target, value in pairs:
+                source = value.detach().resolve_conj().resolve_neg().contiguous()
+                words = source.reshape(-1).view(torch.uint8)
+                torch.frombuffer(target, dtype=torch.uint8).copy_(words, non_blocking=True)
+            self._event.record(self._stream)
+        finally:
+            self._accelerator.set_stream(training)
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+def buffer_for(size: int, *, pinned: bool) -> memoryview:
+    """Page-aligned host memory; pinned where a device copies into it."""
+    if not pinned:
+        return memoryview(fsio.allocate(size))
+    whole = max(fsio.round_up(size), fsio.PAGE)
+    raw = torch.empty(whole + fsio.PAGE, dtype=torch.uint8, pin_memory=True)
+    skip = -raw.data_ptr() % fsio.PAGE
+    aligned: Any = raw[skip : skip + whole].numpy()
+    return memoryview(aligned)

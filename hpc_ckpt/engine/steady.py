@@ -1,0 +1,100 @@
+"""Leaves that do not change: which to expect, and where their bytes lie already.
+
+What to expect is a guess from samples, and may be wrong. Whether bytes are the same is decided
+by their digests alone.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ..format.image import ImageLayout
+from ..format.manifest import CHUNK, ShardRecord, digest
+from .snapshot import Snapshot
+
+LEAST = 64 * 1024
+"""Smaller leaves are written each time: a file of their own would cost more."""
+SHARE = 0.1
+"""New steady leaves are set apart only if they are this part of all bytes."""
+
+_PAGE = 4096
+
+
+class Steady:
+    """Learns from each snapshot; used by the persist thread alone, but for `expected`."""
+
+    def __init__(self, expected: Iterable[str] = (), known: Iterable[ShardRecord] = ()) -> None:
+        self.expected = frozenset(expected)
+        """Names of leaves to be set apart in the next snapshot."""
+        self._known = {record.digests: record for record in known}
+        self._samples: dict[str, str] = {}
+        self._step: int | None = None
+        self._refused: set[str] = set()
+        """Changed although they were expected not to: not guessed at again."""
+
+    def held(
+        self, layout: ImageLayout, image: memoryview, chunk: int = CHUNK
+    ) -> ShardRecord | None:
+        """The record of the older shard with exactly these bytes, if one is known."""
+        if not any(record.size == layout.size for record in self._known.values()):
+            return None
+        digests = tuple(
+            digest(image[start : start + chunk]) for start in range(0, layout.size, chunk)
+        )
+        found = self._known.get(digests)
+        if found is None:
+            self._refuse(layout, digests, chunk)
+        return found if found is not None and found.chunk == chunk else None
+
+    def _refuse(self, layout: ImageLayout, digests: tuple[str, ...], chunk: int) -> None:
+        """Whatever lies in a chunk that changed is not steady."""
+        for record in self._known.values():
+            if record.size != layout.size or record.chunk != chunk:
+                continue
+            pairs = zip(digests, record.digests, strict=True)
+            changed = {number for number, (a, b) in enumerate(pairs) if a != b}
+            for name, (start, end) in layout.spans.items():
+                if changed & set(range(start // chunk, -(-end // chunk))):
+                    self._refused.add(name)
+        self.expected -= self._refused
+
+    def committed(self, record: ShardRecord, holder: str) -> None:
+        """A shard of steady leaves is durable; from now on it can be referred to."""
+        self._known = {record.digests: replace(record, holder=record.holder or holder)}
+
+    def suggest(self, found: Mapping[str, tuple[int, int]]) -> None:
+        """Leaves that nothing is known to change: bytes of each, and of all leaves together."""
+        large = {name: size for name, (size, _) in found.items() if size >= LEAST}
+        total = next((total for _, total in found.values()), 0)
+        self._expect(large, total)
+
+    def _expect(self, found: Mapping[str, int], total: int) -> None:
+        fresh = {name: size for name, size in found.items() if name not in self._refused}
+        if fresh and sum(fresh.values()) >= SHARE * total:
+            self.expected |= fresh.keys()
+
+    def learn(self, snapshot: Snapshot, step: int) -> None:
+        """Look at a few pages of each large leaf; equal at two steps makes it a candidate."""
+        if step == self._step:
+            return
+        self._step = step
+        found: dict[str, int] = {}
+        for layout, image, steady in zip(
+            snapshot.layouts, snapshot.images, snapshot.steady, strict=True
+        ):
+            for name, (start, end) in layout.spans.items():
+                if steady or end - start < LEAST or name in self._refused:
+                    continue
+                sample = _sample(image, start, end)
+                if self._samples.get(name) == sample:
+                    found[name] = end - start
+                self._samples[name] = sample
+        self._expect(found, snapshot.size)
+
+
+def _sample(image: memoryview, start: int, end: int) -> str:
+    middle = (start + end) // 2
+    pages = (start, middle, end - _PAGE)
+    return "".join(digest(image[page : page + _PAGE]) for page in pages)

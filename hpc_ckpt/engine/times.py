@@ -1,0 +1,33 @@
+"""What recent saves cost: seconds training waited, seconds until durable at full speed."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+from collections import deque
+
+RECENT_SAVES = 8
+
+
+class SaveTimes:
+    """The slowest of the recent saves; until one was made here, that of the chain's last link."""
+
+    def __init__(self, known_save_s: float | None = None) -> None:
+        self.stall_s: float | None = None
+        self.save_s = known_save_s
+        """At full speed: time spent on holding back is not in it."""
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_SAVES)
+        self._stolen: deque[float] = deque(maxlen=RECENT_SAVES)
+
+    def add(self, *, stall_s: float, save_s: float) -> None:
+        self._recent.append((stall_s, save_s))
+        self.save_s = max(save for _, save in self._recent)
+        self._set_stall()
+
+    def add_stolen(self, seconds: float) -> None:
+        """What one save cost the steps beside which it was written."""
+        self._stolen.append(seconds)
+        self._set_stall()
+
+    def _set_stall(self) -> None:
+        waited = max((stall for stall, _ in self._recent), default=0.0)
+        self.stall_s = waited + max(self._stolen, default=0.0)

@@ -1,0 +1,58 @@
+"""A row of numbered pieces of work that several threads take from, each piece once.
+
+Standard library only. It knows nothing of files or digests; pieces are expected to spend their
+time where the interpreter's lock is not held.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Row:
+    """Pieces 0 to count - 1. Any thread may lend a hand while some are left."""
+
+    def __init__(self, count: int, work: Callable[[int], None]) -> None:
+        self._count = count
+        self._work = work
+        self._next = 0
+        self._under_way = 0
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def run(self, threads: int = 1) -> None:
+        """Return when every piece is done; raises the first error, after which none is begun."""
+        for number in range(min(threads, self._count) - 1):
+            # A daemon: a file system that hangs must not keep a finished program from ending.
+            threading.Thread(target=self.help, name=f"hpc-ckpt-row-{number}", daemon=True).start()
+        self.help()
+        with self._changed:
+            self._changed.wait_for(lambda: self._under_way == 0)
+            if self._error is not None:
+                raise self._error
+
+    def help(self) -> None:
+        """Take pieces until none is left to take; errors are run()'s to raise."""
+        while (piece := self._take()) is not None:
+            error: BaseException | None = None
+            try:
+                self._work(piece)
+            except BaseException as raised:  # noqa: BLE001 - run() raises it in its own thread
+                error = raised
+            self._give_back(error)
+
+    def _take(self) -> int | None:
+        with self._changed:
+            if self._next >= self._count or self._error is not None:
+                return None
+            piece, self._next = self._next, self._next + 1
+            self._under_way += 1
+            return piece
+
+    def _give_back(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._under_way -= 1
+            self._error = self._error or error
+            self._changed.notify_all()

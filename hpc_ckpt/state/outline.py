@@ -1,0 +1,360 @@
+"""The remembered form of a state: the next state of the same form needs no new encoding.
+
+Training changes bytes and a few numbers, hardly ever the form. An outline holds what stays (the
+tree's text, the names and sizes of leaves) and walks the next state only far enough to see that
+it still fits and to take what changed. Whatever does not fit exactly is no match: the state is
+then encoded afresh by tree.py.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..format.manifest import TreeText, json_text
+from . import tensors, tree
+from .leaves import Value
+from .plain import ENCODERS, Node, joined
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_METADATA = "_metadata"
+
+
+class _NoOutline(Exception):
+    """The state has a form that is not remembered."""
+
+
+@dataclass(frozen=True)
+class LeafShape:
+    """What a layout needs to know of a leaf."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass
+class Match:
+    """What a fitting state has to give: leaves in the outline's order, and new plain values."""
+
+    values: list[Value] = field(default_factory=list)
+    plains: list[Node] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    """Of the containers met: one met twice is shared, which an outline does not know."""
+    encoder: tree.Encoder = field(default_factory=tree.Encoder)
+
+
+class Outline:
+    """Made of one state; fits those of the same containers, keys, dtypes, shapes and ties.
+
+    Keeps nothing of the program's alive but keys and numbers.
+    """
+
+    def __init__(self, state: object) -> None:
+        marks = _Marks()
+        self._form = marks.form(state, "")
+        encoded = tree.encode(marks.marked(state, self._form))
+        if encoded.shares:
+            raise _NoOutline
+        self.leaves = tuple(
+            LeafShape(one.name, one.dtype, one.shape, one.nbytes) for one in encoded.leaves
+        )
+        self.aliases = encoded.aliases
+        self._fragments = _split(json_text(encoded.tree), marks.tokens)
+        first = Match()
+        if not self._form.match(state, first):
+            raise _NoOutline
+        numbers = {name: number for number, name in enumerate(encoded.order)}
+        self.stored = [numbers[leaf.name] for leaf in encoded.leaves]
+        """For each leaf: which value of a match it is; the others are aliases."""
+        self._signature = _Signature(first.values)
+
+    def match(self, state: object) -> Match | None:
+        """What the state has, if it is of this form."""
+        found = Match()
+        if not self._form.match(state, found) or found.encoder.shares:
+            return None
+        if len(set(found.ids)) != len(found.ids) or not self._signature.fits(found.values):
+            return None
+        return found
+
+    def tree(self, found: Match) -> TreeText:
+        """The state's tree; cheap, and needs nothing of the program's."""
+        texts = [json_text(node) for node in found.plains]
+        return TreeText("".join(_interleaved(self._fragments, texts)))
+
+
+def outline_of(state: object) -> Outline | None:
+    """None for forms that are not remembered: shared containers, sparse tensors, generators."""
+    try:
+        return Outline(state)
+    except _NoOutline:
+        return None
+
+
+# ── forms ─────────────────────────────────────────────────────────────────────────────────
+class _Form(ABC):
+    @abstractmethod
+    def match(self, value: Any, found: Match) -> bool: ...
+
+
+@dataclass(frozen=True)
+class _LeafForm(_Form):
+    kind: Any
+
+    def match(self, value: Any, found: Match) -> bool:
+        if type(value) is not self.kind:
+            return False
+        found.values.append(value)
+        return True
+
+
+@dataclass(frozen=True)
+class _PlainForm(_Form):
+    """Holds no leaf; encoded anew each time, for it is small and may be anything."""
+
+    path: str
+
+    def match(self, value: Any, found: Match) -> bool:
+        encoder = found.encoder
+        found.plains.append(encoder.value(value, self.path, 0))
+        return not encoder.book.leaves
+
+
+@dataclass(frozen=True)
+class _MetadataForm(_Form):
+    """torch's version numbers of a module's parts: many, and they hardly ever change."""
+
+    known: Any
+    node: Node
+
+    def match(self, value: Any, found: Match) -> bool:
+        if type(value) is not type(self.known) or value != self.known:
+            return False
+        found.plains.append(self.node)
+        return True
+
+
+@dataclass(frozen=True)
+class _MappingForm(_Form):
+    kind: Any
+    keys: tuple[Any, ...]
+    key_types: list[type]
+    items: tuple[_Form, ...]
+    metadata: _Form | None
+
+    def match(self, value: Any, found: Match) -> bool:
+        if type(value) is not self.kind or tuple(value) != self.keys:
+            return False
+        if [*map(type, value)] != self.key_types:
+            return False
+        found.ids.append(id(value))
+        for form, item in zip(self.items, value.values(), strict=True):
+            if not form.match(item, found):
+                return False
+        return self.metadata is None or _match_metadata(self.metadata, value, found)
+
+
+@dataclass(frozen=True)
+class _LeavesForm(_Form):
+    """A mapping of nothing but leaves, taken as a whole: most of every state is in these."""
+
+    kind: Any
+    keys: tuple[Any, ...]
+    key_types: list[type]
+    types: list[type]
+    metadata: _Form | None
+
+    def match(self, value: Any, found: Match) -> bool:
+        if type(value) is not self.kind or tuple(value) != self.keys:
+            return False
+        items = value.values()
+        if [*map(type, items)] != self.types or [*map(type, value)] != self.key_types:
+            return False
+        found.ids.append(id(value))
+        found.values.extend(items)
+        return self.metadata is None or _match_metadata(self.metadata, value, found)
+
+
+def _match_metadata(form: _Form, value: Any, found: Match) -> bool:
+    """Nothing but `_metadata` may be attached: anything else has to be refused by encode()."""
+    attributes = vars(value)
+    return len(attributes) == 1 and form.match(attributes.get(_METADATA), found)
+
+
+@dataclass(frozen=True)
+class _SequenceForm(_Form):
+    kind: Any
+    items: tuple[_Form, ...]
+
+    def match(self, value: Any, found: Match) -> bool:
+        if type(value) is not self.kind or len(value) != len(self.items):
+            return False
+        found.ids.append(id(value))
+        return all(form.match(item, found) for form, item in zip(self.items, value, strict=True))
+
+
+# ── making one ────────────────────────────────────────────────────────────────────────────
+class _Marks:
+    """Finds the form of a state, and makes the same state with a token for each plain value."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self._secret = secrets.token_hex(8)
+        self._seen: set[int] = set()
+
+    def form(self, value: Any, path: str) -> _Form:
+        kind = type(value)
+        if kind in ENCODERS:
+            return _PlainForm(path)
+        if kind in _TENSORS and tensors.is_flat(value):
+            return _LeafForm(kind)
+        if kind is np.ndarray:
+            return _LeafForm(kind)
+        if kind in (dict, OrderedDict):
+            return self._mapping(value, path)
+        if kind in (list, tuple):
+            return self._sequence(value, path)
+        return _leafless(value, path)
+
+    def _mapping(self, value: Mapping[Any, Any], path: str) -> _Form:
+        self._once(value)
+        forms = tuple(self.form(item, joined(path, key)) for key, item in value.items())
+        metadata = _metadata_form(value, path)
+        if metadata is None and all(isinstance(form, _PlainForm) for form in forms):
+            return _PlainForm(path)
+        keys, key_types = tuple(value), [*map(type, value)]
+        if forms and all(isinstance(form, _LeafForm) for form in forms):
+            types = [*map(type, value.values())]
+            return _LeavesForm(type(value), keys, key_types, types, metadata)
+        return _MappingForm(type(value), keys, key_types, forms, metadata)
+
+    def _sequence(self, value: Any, path: str) -> _Form:
+        self._once(value)
+        forms = tuple(self.form(item, joined(path, n)) for n, item in enumerate(value))
+        if all(isinstance(form, _PlainForm) for form in forms):
+            return _PlainForm(path)
+        return _SequenceForm(type(value), forms)
+
+    def _once(self, value: object) -> None:
+        if id(value) in self._seen:
+            raise _NoOutline
+        self._seen.add(id(value))
+
+    def marked(self, value: Any, form: _Form) -> Any:
+        if isinstance(form, (_PlainForm, _MetadataForm)):
+            self.tokens.append(f"{self._secret}-{len(self.tokens)}")
+            return self.tokens[-1]
+        if isinstance(form, _SequenceForm):
+            items = [self.marked(item, inner) for inner, item in zip(form.items, value)]  # noqa: B905 - made of it
+            return form.kind(items)
+        if isinstance(form, _MappingForm):
+            pairs = zip(form.keys, value.values(), form.items, strict=True)
+            copied = form.kind((key, self.marked(item, inner)) for key, item, inner in pairs)
+            return self._with_metadata(copied, value, form.metadata)
+        if isinstance(form, _LeavesForm) and form.metadata is not None:
+            return self._with_metadata(form.kind(value), value, form.metadata)
+        return value
+
+    def _with_metadata(self, copied: Any, value: Any, form: _Form | None) -> Any:
+        if form is not None:
+            vars(copied)[_METADATA] = self.marked(vars(value)[_METADATA], form)
+        return copied
+
+
+def _metadata_form(value: Mapping[Any, Any], path: str) -> _Form | None:
+    attributes = vars(value) if isinstance(value, OrderedDict) else {}
+    if not attributes:
+        return None
+    if set(attributes) != {_METADATA}:
+        raise _NoOutline
+    metadata, place = attributes[_METADATA], joined(path, _METADATA)
+    return _MetadataForm(_copied(metadata), _encoded_alone(metadata, place))
+
+
+def _copied(metadata: Any) -> Any:
+    """Two levels, which is all that torch's metadata has."""
+    if not isinstance(metadata, (dict, OrderedDict)):
+        raise _NoOutline
+    items = ((key, dict(item) if type(item) is dict else item) for key, item in metadata.items())
+    return type(metadata)(items)
+
+
+def _leafless(value: Any, path: str) -> _Form:
+    _encoded_alone(value, path)
+    return _PlainForm(path)
+
+
+def _encoded_alone(value: Any, path: str) -> Node:
+    encoder = tree.Encoder()
+    node = encoder.value(value, path, 0)
+    if encoder.book.leaves or encoder.shares:
+        raise _NoOutline
+    return node
+
+
+def _split(text: str, tokens: Iterable[str]) -> list[str]:
+    """The text between the tokens, which come in their order."""
+    fragments = []
+    for token in tokens:
+        before, found, text = text.partition(f'"{token}"')
+        if not found:
+            raise _NoOutline
+        fragments.append(before)
+    return [*fragments, text]
+
+
+def _interleaved(fragments: list[str], texts: list[str]) -> Iterable[str]:
+    for fragment, text in zip(fragments, texts, strict=False):
+        yield fragment
+        yield text
+    yield fragments[-1]
+
+
+# ── the memory behind the leaves ──────────────────────────────────────────────────────────
+class _Signature:
+    """Dtype, shape, strides and ties of every value; where they lie may change."""
+
+    def __init__(self, values: list[Value]) -> None:
+        self._tensors = [n for n, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        self._arrays = [n for n, value in enumerate(values) if isinstance(value, np.ndarray)]
+        self._all_tensors = not self._arrays
+        self._known = self._of(values)
+
+    def fits(self, values: list[Value]) -> bool:
+        try:
+            return self._of(values) == self._known
+        except (RuntimeError, NotImplementedError):  # sparse and the like have no strides
+            return False
+
+    def _of(self, values: list[Value]) -> tuple[object, ...]:
+        found: list[Any] = values if self._all_tensors else [values[n] for n in self._tensors]
+        arrays: list[Any] = [values[n] for n in self._arrays]
+        return (
+            [t.dtype for t in found],
+            [t.shape for t in found],
+            [t.stride() for t in found],
+            [t.is_neg() for t in found],
+            [t.device for t in found] if torch.accelerator.is_available() else None,
+            [t.is_conj() for t in found if t.dtype.is_complex],
+            [(a.dtype, a.shape, a.strides) for a in arrays],
+            _ties([t.data_ptr() for t in found]),
+            _ties([a.__array_interface__["data"][0] for a in arrays]),
+        )
+
+
+def _ties(pointers: list[int]) -> list[int] | None:
+    """Which of them lie at the same place; None if no two do."""
+    if len(set(pointers)) == len(pointers):
+        return None
+    first: dict[int, int] = {}
+    return [first.setdefault(pointer, number) for number, pointer in enumerate(pointers)]

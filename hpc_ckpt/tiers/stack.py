@@ -1,0 +1,197 @@
+"""The stack: a run's tiers, fastest first, and the choices between them.
+
+Knows the order, what was measured, and which tier a final save fits into. It moves no bytes
+(tiers/drain.py does) and decides neither when to save nor what to keep.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ..errors import SpecError
+from ..preflight import check_storage
+from ..rundir import CheckpointKey, RunDir
+from .base import Tier
+from .directory import DirectoryTier
+from .wishes import HOME, Survives, TierWish
+
+log = logging.getLogger("hpc_ckpt")
+
+RECENT_RATES = 8
+
+_CHAIN = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+class Stack:
+    """Ordered tiers, of which one is the home: the run directory's own.
+
+    Safe to share between threads.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        *,
+        home: str = HOME,
+        wishes: Mapping[str, TierWish] | None = None,
+    ) -> None:
+        self.tiers = tuple(tiers)
+        self._wishes = dict(wishes or {})
+        self._by_name = {tier.name: tier for tier in self.tiers}
+        if len(self._by_name) != len(self.tiers):
+            raise ValueError("two tiers of a stack have the same name")
+        self.home = self._by_name[home]
+        self._rates: dict[str, deque[float]] = {
+            tier.name: deque(maxlen=RECENT_RATES) for tier in self.tiers
+        }
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Stack({', '.join(tier.name for tier in self.tiers)})"
+
+    @property
+    def first(self) -> Tier:
+        """Where commits go: the fastest."""
+        return self.tiers[0]
+
+    def named(self, name: str) -> Tier:
+        """The tier of that name; KeyError if there is none."""
+        return self._by_name[name]
+
+    def wish(self, tier: Tier) -> TierWish:
+        """What was asked for when the tier was named: path, failure domain, quota."""
+        return self._wishes.get(tier.name, TierWish(tier.name))
+
+    def outlives_job(self, tier: Tier) -> bool:
+        """Whether the next link can find there what this one leaves."""
+        return self.wish(tier).survives is not Survives.PROCESS
+
+    def targets(self, source: Tier) -> tuple[Tier, ...]:
+        """Where a checkpoint in `source` is drained to: the home, then every tier below.
+
+        The home comes first: the chain is judged by it, and another tier that hangs must not
+        keep it waiting.
+        """
+        below = self.tiers[self.tiers.index(source) + 1 :]
+        others = tuple(tier for tier in below if tier is not self.home)
+        return others if source is self.home else (self.home, *others)
+
+    def problems(self, nbytes: int, files: int) -> list[str]:
+        """Why so much would not fit, one text for each tier where it would not."""
+        found = []
+        for tier in self.tiers:
+            place = tier.path_of(CheckpointKey(0, 0)).parent
+            problem = check_storage(place, nbytes, files, quota=self.wish(tier).quota)
+            if problem is not None:
+                found.append(f"tier {tier.name}: {problem}")
+        return found
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────
+    def newest_first(self) -> Iterator[tuple[CheckpointKey, Tier]]:
+        """Every checkpoint of every tier once; of equal keys the fastest tier's first.
+
+        Looks again each time, so that what a writer has moved on to in the meantime is found. A
+        tier that cannot be listed is passed over; the home's OSError reaches the caller.
+        """
+        tried: set[tuple[CheckpointKey, str]] = set()
+        failed: set[str] = set()
+        while True:
+            found = [
+                (key, -order)
+                for order, tier in enumerate(self.tiers)
+                for key in self._keys(tier, failed)
+                if (key, tier.name) not in tried
+            ]
+            if not found:
+                return
+            key, order = max(found)
+            tier = self.tiers[-order]
+            tried.add((key, tier.name))
+            yield key, tier
+
+    def _keys(self, tier: Tier, failed: set[str]) -> list[CheckpointKey]:
+        if tier.name in failed:
+            return []
+        try:
+            return tier.keys()
+        except OSError as error:
+            if tier is self.home:
+                raise
+            failed.add(tier.name)
+            log.warning("tier %s passed over: %s", tier.name, error)
+            return []
+
+    # ── measuring and choosing ────────────────────────────────────────────────────────────
+    def note(self, tier: Tier, nbytes: int, seconds: float) -> None:
+        """A commit of so many bytes took so long there."""
+        if nbytes > 0:
+            with self._lock:
+                self._rates[tier.name].append(seconds / nbytes)
+
+    def expected_s(self, tier: Tier, nbytes: int) -> float | None:
+        """Seconds a save of so many bytes takes at the slowest recent rate; None: not measured."""
+        with self._lock:
+            slowest = max(self._rates[tier.name], default=None)
+        return None if slowest is None else slowest * nbytes
+
+    def choose(self, nbytes: int, seconds_left: float | None) -> Tier:
+        """The tier for a final save that must be durable in `seconds_left`; None: no deadline.
+
+        The home where that is in time. Where it is not known to be: the lowest other tier that
+        is, what outlives the job before what does not, and in the end the fastest. What lies
+        elsewhere is drained to the home later.
+        """
+        if seconds_left is None:
+            return self.home
+        expected = {tier.name: self.expected_s(tier, nbytes) for tier in self.tiers}
+        if expected[self.home.name] is None:
+            return self.first
+        measured = {name: needed for name, needed in expected.items() if needed is not None}
+        if measured[self.home.name] <= seconds_left:
+            return self.home
+        fitting = [t for t in self.tiers if measured.get(t.name, seconds_left + 1) <= seconds_left]
+        if not fitting:
+            return self._by_name[min(measured, key=lambda name: measured[name])]
+        return max(fitting, key=lambda tier: (self.outlives_job(tier), self.tiers.index(tier)))
+
+
+def open_stack(wishes: Sequence[TierWish], *, rundir: RunDir, chain: str) -> Stack:
+    """The tiers that were wished for; nothing is made before something is saved there.
+
+    A directory that several chains share gives each its own place, <path>/<chain>/checkpoints.
+    Raises SpecError where two wishes are the same directory.
+    """
+    _check_distinct(wishes, rundir)
+    tiers = [DirectoryTier(_place(wish, rundir, chain), name=wish.name) for wish in wishes]
+    return Stack(tiers, wishes={wish.name: wish for wish in wishes})
+
+
+def _place(wish: TierWish, rundir: RunDir, chain: str) -> Path:
+    if wish.path is None:
+        return rundir.checkpoints
+    if _CHAIN.fullmatch(chain) is None:
+        raise SpecError(
+            f"{rundir.chain_file}: the chain's id {chain!r} cannot name a directory in tier "
+            f"{wish.name!r}; choose another root"
+        )
+    return wish.path / chain / rundir.checkpoints.name
+
+
+def _check_distinct(wishes: Sequence[TierWish], rundir: RunDir) -> None:
+    seen: dict[Path, str] = {rundir.root.resolve(): HOME, rundir.checkpoints.resolve(): HOME}
+    for wish in wishes:
+        if wish.path is None:
+            continue
+        place = wish.path.resolve()
+        if place in seen:
+            raise SpecError(
+                f"tiers: {seen[place]!r} and {wish.name!r} are the same directory ({place}); "
+                "name it once"
+            )
+        seen[place] = wish.name

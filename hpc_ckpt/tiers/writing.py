@@ -1,0 +1,167 @@
+"""How a file image gets onto a disk: in chunks, each hashed and written once, at a given pace.
+
+Direct I/O where the file system has it, so that a checkpoint neither waits for the page cache
+nor drives the program's data out of it; buffered otherwise. What is written where, and when it
+counts, is directory.py's.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from .. import fsio
+from ..format.manifest import digest
+from ..parallel import Row
+
+THREADS = 2
+"""At full speed: one hashes while the other's write is under way."""
+
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+class Pace:
+    """How fast a persist may go: paced, in one thread, until somebody is in a hurry.
+
+    One for each persist; whoever waits for it may call hurry() from any thread.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: float | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._hurry = threading.Event()
+        self._began_s: float | None = None
+        self._done = 0
+        self._row: Row | None = None
+        self.waited_s = 0.0
+        """Seconds spent on holding back."""
+        if bytes_per_s is None:
+            self._hurry.set()
+
+    @property
+    def threads(self) -> int:
+        return THREADS if self._hurry.is_set() else 1
+
+    def hurry(self) -> None:
+        """No more holding back, and one more thread for what is left."""
+        if self._hurry.is_set():
+            return
+        self._hurry.set()
+        row = self._row
+        if row is not None:
+            # Not this thread: whoever is in a hurry must be able to give up on a file system.
+            threading.Thread(target=row.help, name="hpc-ckpt-hurry", daemon=True).start()
+
+    def hold(self, row: Row | None) -> None:
+        """The row that hurry() helps with."""
+        self._row = row
+
+    def took(self, nbytes: int) -> None:
+        """Called after so many bytes; waits until they may have been written."""
+        if self._bytes_per_s is None or self._hurry.is_set():
+            return
+        now = self._clock()
+        if self._began_s is None:
+            self._began_s = now
+        self._done += nbytes
+        ahead = self._began_s + self._done / self._bytes_per_s - now
+        if ahead > 0:
+            self._hurry.wait(ahead)
+            self.waited_s += self._clock() - now
+
+
+def write_image(descriptor: int, image: memoryview, chunk: int, pace: Pace) -> tuple[str, ...]:
+    """Write the image from the file's beginning; returns one digest per chunk.
+
+    Not yet synced. Memory that begins at a page and is readable to the end of its last one is
+    written directly; the file is cut to its size afterwards.
+    """
+    return _ImageWrite(descriptor, image, chunk, pace).run()
+
+
+class _ImageWrite:
+    def __init__(self, descriptor: int, image: memoryview, chunk: int, pace: Pace) -> None:
+        self._descriptor = descriptor
+        self._image = image
+        self._chunk = chunk
+        self._pace = pace
+        self._digests = [""] * -(-len(image) // chunk)
+        self._whole = _whole_pages(image)
+        self._direct = self._whole is not None and fsio.set_direct(descriptor, direct=True)
+
+    def run(self) -> tuple[str, ...]:
+        row = Row(len(self._digests), self._one)
+        self._pace.hold(row)
+        try:
+            row.run(self._pace.threads)
+        finally:
+            self._pace.hold(None)
+        if self._whole is not None:
+            os.ftruncate(self._descriptor, len(self._image))
+        return tuple(self._digests)
+
+    def _one(self, number: int) -> None:
+        start = number * self._chunk
+        view = self._image[start : start + self._chunk]
+        self._digests[number] = digest(view)
+        self._write(view, start)
+        fsio.reached("shard.chunk")
+        self._pace.took(len(view))
+
+    def _write(self, view: memoryview, start: int) -> None:
+        if self._direct and self._whole is not None:
+            try:
+                whole = self._whole[start : start + fsio.round_up(len(view))]
+                fsio.write_at(self._descriptor, whole, start)
+            except OSError as error:
+                if not fsio.lacks_direct(error):
+                    raise
+                # Said only at the first write by file systems that take the flag at open.
+                self._direct = False
+                fsio.set_direct(self._descriptor, direct=False)
+            else:
+                return
+        fsio.write_at(self._descriptor, view, start)
+        _start_writeback(self._descriptor, start, len(view))
+
+
+def _whole_pages(image: memoryview) -> memoryview | None:
+    """The image up to the end of its last page, if it begins at a page and that is its memory.
+
+    Only a view of a longer exporter can be lengthened: the exporter tells.
+    """
+    if not len(image) or image.obj is None or image.readonly:
+        return None
+    base = memoryview(image.obj).cast("B")
+    start = _address(image) - _address(base)
+    end = start + fsio.round_up(len(image))
+    if _address(image) % fsio.PAGE or end > len(base):
+        return None
+    return base[start:end]
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def _start_writeback(descriptor: int, start: int, length: int) -> None:
+    """Buffered: let the disk begin now, so that the fsync at the end finds little to do."""
+    if _sync_file_range is not None:
+        _sync_file_range(
+            descriptor,
+            ctypes.c_int64(start),
+            ctypes.c_int64(length),
+            _SYNC_FILE_RANGE_WRITE,
+        )
+
+
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)

@@ -1,0 +1,91 @@
+"""A program that drains, retains and sweeps, and is killed somewhere in between.
+
+drain_child.py ROOT POINT NTH     dies at the NTH time POINT is reached
+drain_child.py ROOT               runs to its end and prints every point it reached
+
+ROOT/fast has the checkpoints 1 to 4, of which 4 uses a shard of 3. ROOT/run has 1 and 2, a
+damaged 3, and what an earlier death left there.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from hpc_ckpt import fsio
+from hpc_ckpt.events import EventLog
+from hpc_ckpt.format.image import lay_out
+from hpc_ckpt.rundir import CheckpointKey
+from hpc_ckpt.settings import Keep
+from hpc_ckpt.testing import PlainLeaf, image_of, kill_at, make_checkpoint, plain_manifest
+from hpc_ckpt.tiers.base import Committed, Tier
+from hpc_ckpt.tiers.directory import DirectoryTier
+from hpc_ckpt.tiers.drain import Drainer, drain
+from hpc_ckpt.tiers.retention import retain
+from hpc_ckpt.tiers.stack import Stack
+
+CHUNK = 8192
+
+
+def key(step: int) -> CheckpointKey:
+    return CheckpointKey(1, step)
+
+
+def leaves(step: int) -> list[PlainLeaf]:
+    return [PlainLeaf(f"layer.{n}.{step}", bytes([step, n]) * 300) for n in range(40)]
+
+
+def tiers(root: Path) -> tuple[DirectoryTier, DirectoryTier]:
+    return (
+        DirectoryTier(root / "fast", name="local", chunk=CHUNK),
+        DirectoryTier(root / "run", name="root", chunk=CHUNK),
+    )
+
+
+def pass_guard() -> None:
+    """Nobody is fenced here."""
+
+
+def prepare(source: DirectoryTier, target: DirectoryTier) -> None:
+    for step in (1, 2, 3):
+        make_checkpoint(source, key(step), leaves(step), header_cap=4096)
+    held = replace(source.manifest(key(3)).shards[0], holder=key(3).directory_name)
+    with source.stage(key(4)) as staging:
+        (layout,) = lay_out(leaves(4))
+        shard = staging.write_shard(layout, image_of(layout, leaves(4)))
+        staging.refer(held)
+        staging.commit(plain_manifest(key(4), [shard, held]), pass_guard)
+    for step in (1, 2, 3):
+        drain(source, target, key(step), pass_guard)
+    shard_file = target.path_of(key(3)) / source.manifest(key(3)).shards[0].file
+    data = bytearray(shard_file.read_bytes())
+    data[-1] ^= 1
+    shard_file.write_bytes(data)
+    abandoned = target.stage(key(3)).__enter__()
+    (abandoned.path / "rank-00000.safetensors").write_bytes(b"half")
+
+
+def main(root: Path) -> None:
+    prepare(*tiers(root))
+    source, target = tiers(root)
+    seen: list[str] = []
+    if len(sys.argv) > 2:
+        kill_at(sys.argv[2], int(sys.argv[3]))
+    else:
+        fsio.observe(seen.append)
+
+    def tidy(tier: Tier, committed: Committed) -> None:
+        retain(tier, Keep(last=2), generation=1, newest_verified=committed.key, guard=pass_guard)
+        tier.sweep(1)
+
+    events = EventLog(root / "events.jsonl")
+    drainer = Drainer(Stack([source, target]), guard=pass_guard, events=events, after=tidy)
+    drainer.order(key(4), source)
+    drained = drainer.close(60)
+    print("\n".join(seen) if drained else "not drained")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
