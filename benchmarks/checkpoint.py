@@ -24,6 +24,7 @@ from .states import Shape
 
 RESULTS = PROJECT / "benchmarks" / "results"
 QUICK_RESULTS = PROJECT / "build" / "bench-quick"
+UNFINISHED = PROJECT / "build" / "bench-unfinished"
 SCRATCH = PROJECT / "build" / "bench"
 SIZES = (0.1, 1.0, 4.0)
 SAVES = {0.1: 5, 1.0: 3, 4.0: 2}
@@ -66,7 +67,7 @@ def main() -> None:
         for record in _records(runner, plan):
             records.append(record)
             _tell(record)
-            _write(options.output, about, records)
+            _write(UNFINISHED, about, records)
     finally:
         shutil.rmtree(options.scratch, ignore_errors=True)
     print(_write(options.output, about, records))
@@ -181,7 +182,7 @@ def _tell(record: Record) -> None:
 
 
 def _write(folder: Path, about: dict[str, Any], records: list[Record]) -> str:
-    """After every record: a run that is broken off leaves what it has seen."""
+    """Done after every record as well: a run that is broken off leaves what it has seen."""
     folder.mkdir(parents=True, exist_ok=True)
     judged = targets.judge(records)
     text = report.markdown(about, records, judged)

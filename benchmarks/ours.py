@@ -18,7 +18,7 @@ from .states import Shape, State, build, digest, without_moments
 
 NEVER = "every 1000000000 steps"
 POLL_S = 0.001
-START_S = 1.0
+START_S = 3.0
 TIDY_S = 10.0
 PATIENCE_S = 300.0
 TRIES = 20

@@ -29,18 +29,20 @@ class Event(str, Enum):
     CHAIN_DONE = "chain.done"  # generation, step
     REST_CANCELLED = "chain.rest_cancelled"  # array
     # events/ (runtime)
-    RESTORED = "restored"  # step, epoch, checkpoint, skipped, seconds
+    RESTORED = "restored"  # step, epoch, checkpoint, tier, skipped, seconds
     STARTED_FRESH = "started_fresh"
     PROGRESS = "progress"  # step, epoch, training_s, stall_s, loss
     SAVE_STARTED = "save.started"  # step, reason, training_s
     SAVE_SKIPPED = "save.skipped"  # step, reason
-    COMMITTED = "save.committed"  # step, checkpoint, bytes, stall_s, save_s, training_s, reused
+    # step, checkpoint, tier, bytes, stall_s, save_s, full_s (unpaced), training_s, reused
+    COMMITTED = "save.committed"
+    NO_ROOM = "no_room"  # tier, problem
     SAVE_FAILED = "save.failed"  # step, error
     DRAINED = "drained"  # checkpoint, tier, bytes, seconds
     DRAIN_FAILED = "drain.failed"  # checkpoint, tier, error
     DRAIN_DROPPED = "drain.dropped"  # checkpoint, reason
-    RETENTION_FAILED = "retention.failed"  # error
-    REMOVED = "removed"  # checkpoint
+    RETENTION_FAILED = "retention.failed"  # tier, error
+    REMOVED = "removed"  # checkpoint, tier
     REOPENED = "reopened"  # step: DONE was taken back, the work goes on
     STOPPING = "stopping"  # step, reason
     FENCED = "fenced"  # newer

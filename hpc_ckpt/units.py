@@ -132,7 +132,7 @@ def format_size(count: float) -> str:
     """
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024:
-            return f"{count:.3g} {unit}"
+            return f"{count:.4g} {unit}" if abs(count) >= 1000 else f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} PiB"
 

@@ -161,6 +161,12 @@ class Manifest:
     def key(self) -> CheckpointKey:
         return CheckpointKey(self.generation, self.step, self.revision)
 
+    @property
+    def holders(self) -> frozenset[CheckpointKey]:
+        """The older checkpoints that hold shards of this one."""
+        named = (CheckpointKey.parse(shard.holder) for shard in self.shards if shard.holder)
+        return frozenset(key for key in named if key is not None)
+
     def same_content(self, other: Manifest) -> bool:
         """Whether both restore to the same state; when, why and how well may differ."""
         if (self.epoch, self.aliases) != (other.epoch, other.aliases):

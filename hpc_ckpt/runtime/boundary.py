@@ -14,10 +14,9 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from .. import preflight
 from ..engine.engine import About, Engine, one_line
 from ..engine.persist import Pending
-from ..errors import Fenced, HpcCkptError, UserError
+from ..errors import Fenced, HpcCkptError
 from ..events import Event
 from ..policy.base import Progress
 from ..rundir import Result
@@ -25,6 +24,7 @@ from ..triggers import Surroundings, Triggers
 from .ending import Ending
 from .lookout import LOOK_EVERY_S, Lookout
 from .meter import Meter, Metrics
+from .room import Room
 from .session import Session
 
 log = logging.getLogger("hpc_ckpt")
@@ -49,6 +49,7 @@ class Parts:
     meter: Meter
     metrics: Metrics
     ending: Ending
+    room: Room
     capture: Callable[[Place], object]
     """The state to save, by reference."""
     frozen: Callable[[], Collection[int]]
@@ -107,9 +108,8 @@ class Boundary:
         if parts.engine.prepared:
             return
         size = parts.engine.prepare(parts.capture(place), parts.frozen())
-        problem = preflight.check_memory(size, parts.session.settings.memory)
-        if problem is not None:
-            raise UserError(problem)
+        parts.room.check_memory(size)
+        parts.room.check_storage(size)
 
     def _progress(self, place: Place) -> Progress:
         parts = self._parts
@@ -139,6 +139,10 @@ class Boundary:
 
     def tell_failures(self) -> None:
         """A background error becomes a warning, or with strict=True the caller's error."""
+        for problem in self._parts.room.take_problems(fresh=self._parts.engine.newest is None):
+            warnings.warn(
+                f"the next checkpoint may not fit: {problem}", RuntimeWarning, stacklevel=4
+            )
         error = self._parts.engine.take_failure()
         if error is None:
             return

@@ -29,6 +29,8 @@ class Meter:
         self._steps: deque[float] = deque(maxlen=RECENT_STEPS)
         self.slowest_step_s = 0.0
         """Of the recent ones; a plain number, for the lookout thread reads it meanwhile."""
+        self._undisturbed: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._stolen_s: float | None = None
 
     # ── time ──────────────────────────────────────────────────────────────────────────────
     def pause(self, now_s: float) -> None:
@@ -41,11 +43,23 @@ class Meter:
         self.stall_s += now_s - self._since_s
         self._since_s = now_s
 
-    def boundary(self) -> None:
-        """A step that may be saved is over; call it while paused."""
-        self._steps.append(self.training_s - self._step_began_s)
+    def boundary(self, *, disturbed: bool = False) -> float | None:
+        """A step that may be saved is over; call it while paused.
+
+        Disturbed: a checkpoint was being written beside it. With the first step after such ones
+        comes the time they took longer than usual: the saves stole it.
+        """
+        step_s = self.training_s - self._step_began_s
+        self._steps.append(step_s)
         self._step_began_s = self.training_s
         self.slowest_step_s = max(self._steps)
+        if disturbed:
+            usual = statistics.median_low(self._undisturbed) if self._undisturbed else step_s
+            self._stolen_s = (self._stolen_s or 0.0) + step_s - usual
+            return None
+        self._undisturbed.append(step_s)
+        stolen, self._stolen_s = self._stolen_s, None
+        return None if stolen is None else max(stolen, 0.0)
 
     @property
     def step_s(self) -> float | None:

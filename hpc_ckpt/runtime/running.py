@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from signal import SIGTERM
 from typing import Any
 
-from .. import preflight
 from ..engine import restore, snapshot
 from ..engine.engine import Engine, Publisher, one_line
 from ..engine.restore import Origin, Restored
 from ..engine.stepped import StepWatch
-from ..errors import LinkEnded, UserError
+from ..errors import LinkEnded
 from ..events import Event
 from ..format.verify import Reader
 from ..rundir import Result
@@ -34,6 +33,7 @@ from .boundary import Boundary, Parts, Place
 from .ending import Ending
 from .lookout import Lookout
 from .meter import Meter, Metrics
+from .room import Room
 from .session import Session, known_save_s
 from .signals import SignalWatch
 
@@ -79,7 +79,8 @@ class Running:
         self.metrics = Metrics()
         self.ending = Ending(session)
         origin = self._restore()
-        self._check_memory(snapshot.check(self._capture(self.place)))
+        self._room = Room(session.stack, session.events, session.settings.memory)
+        self._room.check_memory(snapshot.check(self._capture(self.place)))
         self._build(origin, entered_s)
 
     def _build(self, origin: Origin | None, entered_s: float) -> None:
@@ -113,6 +114,7 @@ class Running:
                 meter=self.meter,
                 metrics=self.metrics,
                 ending=self.ending,
+                room=self._room,
                 capture=self._capture,
                 frozen=self._wishes.registry.frozen,
                 strict=self._wishes.strict,
@@ -146,12 +148,6 @@ class Running:
             "data": data,
             "progress": {"step": place.step, "epoch": place.epoch},
         }
-
-    def _check_memory(self, size: int) -> None:
-        """A job that is killed for its memory at the first save has lost what came before."""
-        problem = preflight.check_memory(size, self.session.settings.memory)
-        if problem is not None:
-            raise UserError(problem)
 
     def _restore(self) -> Origin | None:
         began = time.monotonic()
@@ -223,7 +219,9 @@ class Running:
                 self.session.events.emit(Event.REOPENED, flush=False, step=self.step)
         may_save = self.stepped.take()
         if may_save:
-            self.meter.boundary()
+            stolen_s = self.meter.boundary(disturbed=self.engine.busy)
+            if stolen_s is not None:
+                self.engine.note_stolen(stolen_s)
         return may_save
 
     @contextmanager

@@ -209,5 +209,7 @@ def known_save_s(place: RunDir, generation: int) -> float | None:
 
 def _slowest_save(paths: list[Path]) -> float | None:
     records = (record for path in paths for record in events.read(path))
-    seconds = [r.get("save_s") for r in records if r["event"] == Event.COMMITTED.value]
+    # A paced save takes longer than one that has to be done in time.
+    committed = (r for r in records if r["event"] == Event.COMMITTED.value)
+    seconds = [r.get("full_s", r.get("save_s")) for r in committed]
     return max((float(s) for s in seconds if isinstance(s, (int, float))), default=None)

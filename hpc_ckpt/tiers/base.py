@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,15 @@ class Committed:
     """Bytes of all files in its directory."""
     reused: bool = False
     """The same state was there already under this key; nothing new was kept."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What retention needs of a manifest."""
+
+    metrics: Mapping[str, float]
+    holders: frozenset[CheckpointKey]
+    """Older checkpoints that hold shards of it."""
 
 
 class Staging(Protocol):
@@ -68,6 +77,9 @@ class Tier(Protocol):
 
     def manifest(self, key: CheckpointKey) -> Manifest:
         """Cheap: only the manifest is read and checked. Raises CheckpointError."""
+
+    def summary(self, key: CheckpointKey) -> Summary:
+        """The same for those that ask often: read once, for a manifest never changes."""
 
     def verify(self, key: CheckpointKey) -> list[Defect]:
         """Reads every byte; empty means valid. Never raises for bad content."""

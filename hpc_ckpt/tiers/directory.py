@@ -31,7 +31,7 @@ from ..format.verify import (
     verify,
 )
 from ..rundir import MANIFEST_NAME, CheckpointKey
-from .base import Committed, Tier
+from .base import Committed, Summary, Tier
 from .writing import Pace, write_image
 
 DIRECTORY_MODE = 0o700
@@ -51,6 +51,7 @@ class DirectoryTier:
         self.name = name
         self.chunk = chunk
         self._live: set[str] = set()
+        self._summaries: dict[CheckpointKey, tuple[tuple[int, ...] | None, Summary]] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r}, name={self.name!r})"
@@ -65,6 +66,28 @@ class DirectoryTier:
 
     def manifest(self, key: CheckpointKey) -> Manifest:
         return read_manifest(self.path_of(key))
+
+    def summary(self, key: CheckpointKey) -> Summary:
+        look = self._look(key)
+        known = self._summaries.get(key)
+        if known is None or known[0] != look:
+            manifest = self.manifest(key)
+            known = (look, Summary(manifest.metrics, manifest.holders))
+            self._summaries[key] = known
+        return known[1]
+
+    def _look(self, key: CheckpointKey) -> tuple[int, ...] | None:
+        """Changes when the manifest does, which only damage can do."""
+        try:
+            found = (self.path_of(key) / MANIFEST_NAME).stat()
+        except OSError:
+            return None
+        return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def remember(self, manifest: Manifest) -> None:
+        """Just published: it need not be read again to be known."""
+        summary = Summary(manifest.metrics, manifest.holders)
+        self._summaries[manifest.key] = (self._look(manifest.key), summary)
 
     def verify(self, key: CheckpointKey) -> list[Defect]:
         return verify(self.path_of(key))
@@ -101,6 +124,7 @@ class DirectoryTier:
             self.path_of(key).rename(trash)
         except FileNotFoundError:
             return
+        self._summaries.pop(key, None)
         fsio.reached("remove.renamed")
         # Without this a crash could bring back the name without all of its files.
         fsio.sync_directory(self.path)
@@ -196,6 +220,7 @@ class DirectoryStaging:
             data = numbered.to_bytes()
             self._write_manifest(data)
             if self._publish(numbered.key, data, guard):
+                self._tier.remember(numbered)
                 path = self._tier.path_of(numbered.key)
                 return Committed(numbered.key, path, _size_of(path, numbered))
 
@@ -300,6 +325,7 @@ class DirectoryStaging:
         self._write_manifest(data)
         if not self._publish(self._key, data, guard):
             raise CheckpointError(f"{path}: made by another process in this very moment")
+        self._tier.remember(manifest)
         if pinned:
             self._tier.pin(self._key)
         return Committed(self._key, path, _size_of(path, manifest))

@@ -58,7 +58,7 @@ def drain(
     data, manifest = _read_manifest(directory, key)
     committed = _present(target, manifest, trusted=key in settled)
     if committed is None:
-        for holder in _holders(manifest):
+        for holder in sorted(manifest.holders):  # older ones: this comes to an end
             drain(source, target, holder, guard, pace, settled)
         committed = _copy(directory, target, data, manifest, guard, pace)
     settled.add(key)
@@ -94,13 +94,6 @@ def _present(target: Tier, manifest: Manifest, *, trusted: bool) -> Committed | 
     fsio.sync_directory(path.parent)
     size = sum(entry.stat().st_size for entry in path.iterdir())
     return Committed(manifest.key, path, size, reused=True)
-
-
-def _holders(manifest: Manifest) -> list[CheckpointKey]:
-    """Oldest first. They are older than what they hold for, so that this comes to an end."""
-    names = {record.holder for record in manifest.shards if record.holder is not None}
-    keys = (CheckpointKey.parse(name) for name in names)
-    return sorted(key for key in keys if key is not None)
 
 
 def _read_manifest(directory: Path, key: CheckpointKey) -> tuple[bytes, Manifest]:

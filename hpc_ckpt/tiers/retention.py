@@ -24,6 +24,8 @@ class Entry:
     key: CheckpointKey
     metrics: Mapping[str, float] = field(default_factory=dict)
     pinned: bool = False
+    holders: frozenset[CheckpointKey] = frozenset()
+    """Older checkpoints that hold shards of this one."""
 
 
 def surplus(
@@ -35,9 +37,10 @@ def surplus(
 ) -> list[CheckpointKey]:
     """The checkpoints nothing asks to keep, oldest first.
 
-    Kept whatever `keep` says: pins, the newest verified checkpoint and everything newer, and
-    every generation above our own. What lies above the newest verified one may be broken, so it
-    counts neither among the newest N nor as the best.
+    Kept whatever `keep` says: pins, the newest verified checkpoint and everything newer, every
+    generation above our own, and whatever holds shards of something that stays. What lies above
+    the newest verified one may be broken, so it counts neither among the newest N nor as the
+    best.
     """
     counted = [entry for entry in entries if entry.key <= newest_verified]
     candidates = sorted(entry.key for entry in counted)
@@ -47,7 +50,20 @@ def surplus(
         kept |= {key for key in candidates if key.step % keep.every == 0}
     if keep.best is not None:
         kept |= _best(counted, keep.best)
-    return [key for key in candidates if key not in kept and key.generation <= own_generation]
+    unwanted = {key for key in candidates if key not in kept and key.generation <= own_generation}
+    return sorted(unwanted - _needed(entries, unwanted))
+
+
+def _needed(entries: Sequence[Entry], unwanted: set[CheckpointKey]) -> set[CheckpointKey]:
+    """The unwanted ones that hold shards of others that stay, directly or in turn."""
+    holders = {entry.key: entry.holders for entry in entries}
+    waiting = [entry.key for entry in entries if entry.key not in unwanted]
+    needed: set[CheckpointKey] = set()
+    while waiting:
+        for holder in holders.get(waiting.pop(), frozenset()) - needed:
+            needed.add(holder)
+            waiting.append(holder)
+    return needed & unwanted
 
 
 def _best(entries: Sequence[Entry], best: Best) -> set[CheckpointKey]:
@@ -77,7 +93,7 @@ def retain(
     keys = tier.keys()
     if newest_verified not in keys:
         return []
-    entries = [_entry(tier, key, keep) for key in keys]
+    entries = [_entry(tier, key) for key in keys]
     removed = []
     for key in surplus(entries, keep, own_generation=generation, newest_verified=newest_verified):
         guard()
@@ -88,12 +104,10 @@ def retain(
     return removed
 
 
-def _entry(tier: Tier, key: CheckpointKey, keep: Keep) -> Entry:
-    """Manifests are opened only where a metric is asked for; a broken one has no metrics."""
-    metrics: Mapping[str, float] = {}
-    if keep.best is not None:
-        try:
-            metrics = tier.manifest(key).metrics
-        except CheckpointError:
-            metrics = {}
-    return Entry(key, metrics, tier.pinned(key))
+def _entry(tier: Tier, key: CheckpointKey) -> Entry:
+    """A broken manifest has no metrics, and nothing can be restored from what it refers to."""
+    try:
+        summary = tier.summary(key)
+    except CheckpointError:
+        return Entry(key, {}, tier.pinned(key))
+    return Entry(key, summary.metrics, tier.pinned(key), summary.holders)

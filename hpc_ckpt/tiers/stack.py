@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import SpecError
-from ..preflight import check_storage
 from ..rundir import CheckpointKey, RunDir
 from .base import Tier
 from .directory import DirectoryTier
@@ -81,16 +80,6 @@ class Stack:
         below = self.tiers[self.tiers.index(source) + 1 :]
         others = tuple(tier for tier in below if tier is not self.home)
         return others if source is self.home else (self.home, *others)
-
-    def problems(self, nbytes: int, files: int) -> list[str]:
-        """Why so much would not fit, one text for each tier where it would not."""
-        found = []
-        for tier in self.tiers:
-            place = tier.path_of(CheckpointKey(0, 0)).parent
-            problem = check_storage(place, nbytes, files, quota=self.wish(tier).quota)
-            if problem is not None:
-                found.append(f"tier {tier.name}: {problem}")
-        return found
 
     # ── reading ───────────────────────────────────────────────────────────────────────────
     def newest_first(self) -> Iterator[tuple[CheckpointKey, Tier]]:

@@ -1,11 +1,10 @@
-"""A training program on storage that fails half-way and recovers; says on stdout what it saw.
+"""Training programs on storage that fails half-way and recovers; says on stdout what they saw.
 
-storage_child.py FAULT PLACE ROOT AT     PLACE is an empty directory, ROOT is made inside of it,
-                                         AT is what lies on the bad storage: root or checkpoints.
+storage_child.py PLACE FAULT@AT…     AT is what lies on the bad storage: root or checkpoints.
 
-It saves at every step: three times, then the fault happens, it tries some more, the fault is
-healed, and it saves three times more. Run
-it in a mount namespace of its own (unshare -m): what it mounts goes with it.
+Each saves at every step: three times, then the fault happens, it tries some more, the fault is
+healed, and it saves three times more. One line of JSON for each. Run it in a mount namespace of
+its own (unshare -m): what it mounts goes with it.
 """
 
 # SPDX-License-Identifier: MIT
@@ -19,8 +18,9 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -30,17 +30,19 @@ import hpc_ckpt
 from hpc_ckpt import Checkpointer, events
 from hpc_ckpt.events import Event
 
-HEALTHY, FAILING = 3, 6
-"""Saves before the fault and after it was healed; saves while it lasts."""
+HEALTHY, FAILING, HUNG = 3, 6, 200
+"""Saves before the fault and after it was healed; saves, or steps that hang, while it lasts."""
 ITEMS = 100_000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 1, 2, 4, 32
-NOBODY = 65534
+MS_RDONLY, MS_REMOUNT = 1, 32
 
 
 @dataclass
 class Report:
     """What the program saw; the test asks nothing else."""
 
+    name: str
+    error: str = ""
+    """What ended the program before its time."""
     steps: int = 0
     warnings: list[tuple[int, str]] = field(default_factory=list)
     """The step whose step() warned, and the words."""
@@ -53,8 +55,6 @@ class Report:
     """The steps of the events save.committed."""
     left: list[str] = field(default_factory=list)
     """What is among the checkpoints in the end and is none."""
-    while_hung: int = 0
-    """Steps made while nothing was answered."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,7 @@ def vanished(place: Path) -> Fault:
 
 
 def forbidden(place: Path) -> Fault:
-    """EACCES: may be read, may not be written any more. Binds root only without its rights."""
-    if os.geteuid() == 0:
-        os.chown(place.parent, NOBODY, NOBODY)
-        os.chown(place, NOBODY, NOBODY)
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+    """EACCES: may be read, may not be written any more. The test takes away root's privilege."""
     return Fault(lambda: place.chmod(0o500), lambda: place.chmod(0o700))
 
 
@@ -168,11 +162,11 @@ class Double:
     """fuse_double.py mounted at a place; see there for its plans."""
 
     def __init__(self, place: Path) -> None:
-        behind = place.with_name("behind")
-        behind.mkdir()
+        self.behind = place.with_name("behind")
+        self.behind.mkdir()
         program = Path(__file__).with_name("fuse_double.py")
         self._process = subprocess.Popen(
-            [sys.executable, "-S", str(program), str(behind), str(place)],
+            [sys.executable, "-S", str(program), str(self.behind), str(place)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -190,9 +184,6 @@ class Double:
         if self._process.stdout.readline() != "ok\n":
             raise SystemExit("mount: the FUSE double did not start")
 
-    def everything(self, fault: int | str) -> None:
-        self.plan(**{"*": fault})
-
 
 def refusing(operation: str, number: int) -> Callable[[Path], Fault]:
     """An errno out of one system call, whatever it is made on."""
@@ -209,7 +200,10 @@ def hanging(operation: str) -> Callable[[Path], Fault]:
 
     def prepare(place: Path) -> Fault:
         double = Double(place)
-        return Fault(lambda: double.plan(**{operation: "hang"}), double.plan)
+        # What hangs cannot be read; what lies behind it can.
+        return Fault(
+            lambda: double.plan(**{operation: "hang"}), double.plan, lambda root: double.behind
+        )
 
     return prepare
 
@@ -240,78 +234,88 @@ def loaded(root: Path) -> str:
     return path.name if whole else f"{path.name} holds another step's state"
 
 
-@contextlib.contextmanager
-def heard(report: Report, ckpt: Checkpointer) -> Iterator[None]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    report.warnings += [(ckpt.global_step, str(one.message)) for one in caught]
+@dataclass
+class Run:
+    """One program under way."""
+
+    ckpt: Checkpointer
+    value: torch.Tensor
+    fault: Fault
+    root: Path
+    report: Report
+
+    def step(self) -> None:
+        self.value.fill_(self.ckpt.global_step + 1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.ckpt.step()
+        step = self.ckpt.global_step
+        self.report.warnings += [(step, str(one.message)) for one in caught]
+
+    def settle(self) -> None:
+        """Until the save of this step is committed or has failed, and what follows it is done."""
+        assert self.ckpt._running is not None
+        assert self.ckpt._running.engine.wait(60)
 
 
-def one_step(report: Report, ckpt: Checkpointer, value: torch.Tensor) -> None:
-    value.fill_(ckpt.global_step + 1)
-    with heard(report, ckpt):
-        ckpt.step()
+def failing(run: Run) -> None:
+    for _ in run.ckpt.steps(2 * HEALTHY + FAILING):
+        if run.ckpt.global_step == HEALTHY:
+            run.fault.inflict()
+        if run.ckpt.global_step == HEALTHY + FAILING:
+            run.report.during = loaded(run.fault.readable(run.root))
+            run.fault.heal()
+        run.step()
+        run.settle()
 
 
-def settle(ckpt: Checkpointer) -> None:
-    """Until the save of this step is committed or has failed, and what follows it is done."""
-    assert ckpt._running is not None
-    assert ckpt._running.engine.wait(60)
-
-
-def failing(fault: Fault, root: Path, report: Report, ckpt: Checkpointer, value: torch.Tensor):
-    for _ in ckpt.steps(2 * HEALTHY + FAILING):
-        if ckpt.global_step == HEALTHY:
-            fault.inflict()
-        if ckpt.global_step == HEALTHY + FAILING:
-            report.during = loaded(fault.readable(root))
-            fault.heal()
-        one_step(report, ckpt, value)
-        settle(ckpt)
-
-
-def hung(fault: Fault, root: Path, report: Report, ckpt: Checkpointer, value: torch.Tensor):
+def hung(run: Run) -> None:
     """Nobody waits for a save here: the program steps on, and the storage does not answer."""
-    for _ in ckpt.steps(HEALTHY):
-        one_step(report, ckpt, value)
-        settle(ckpt)
-    fault.inflict()
-    until = time.monotonic() + 2.5
-    while time.monotonic() < until:
-        one_step(report, ckpt, value)
-        report.while_hung += 1
+    for _ in run.ckpt.steps(HEALTHY):
+        run.step()
+        run.settle()
+    run.fault.inflict()
+    for _ in range(HUNG):
+        run.step()
         time.sleep(0.01)
-    fault.heal()
-    settle(ckpt)
+    run.report.during = loaded(run.fault.readable(run.root))
+    run.fault.heal()
+    run.settle()
     for _ in range(HEALTHY):
-        one_step(report, ckpt, value)
-        settle(ckpt)
+        run.step()
+        run.settle()
 
 
-def main(name: str, place: Path, root: Path, at: str) -> Report:
-    torch.set_num_threads(1)
+def train(name: str, at: str, root: Path) -> Report:
     bad = root if at == "root" else root / "checkpoints"
     bad.mkdir(parents=True)
     fault = FAULTS[name](bad)
-    report, value = Report(), torch.zeros(ITEMS)
+    report, value = Report(name=f"{name}@{at}"), torch.zeros(ITEMS)
     script = hung if name.startswith("hang") else failing
     with Checkpointer(root, policy="every 1 steps", keep=50, value=value) as ckpt:
-        script(fault, root, report, ckpt, value)
+        script(Run(ckpt, value, fault, root, report))
     report.steps = ckpt.global_step
     report.after = loaded(root)
     records = [r for path in sorted((root / "events").glob("*")) for r in events.read(path)]
-    report.failed = [
-        (r["step"], r["error"]) for r in records if r["event"] == Event.SAVE_FAILED.value
-    ]
+    failures = [r for r in records if r["event"] == Event.SAVE_FAILED.value]
+    report.failed = [(r["step"], r["error"]) for r in failures]
     report.committed = [r["step"] for r in records if r["event"] == Event.COMMITTED.value]
     found = sorted(path.name for path in (root / "checkpoints").iterdir())
-    report.left = [each for each in found if not each.startswith("step-")]
+    report.left = [each for each in found if each.startswith((".tmp-", ".trash-"))]
     return report
 
 
+def main(place: Path, faults: list[str]) -> None:
+    torch.set_num_threads(1)
+    for fault in faults:
+        name, _, at = fault.partition("@")
+        try:
+            report = train(name, at, place / fault / "run")
+        except BaseException:
+            report = Report(name=fault, error=traceback.format_exc())
+        print(json.dumps(asdict(report)), flush=True)
+
+
 if __name__ == "__main__":
-    said = main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
-    print(json.dumps(asdict(said)))
-    sys.stdout.flush()
-    os._exit(0)
+    main(Path(sys.argv[1]), sys.argv[2:])
+    os._exit(0)  # not by the way of threads that a hung file system holds

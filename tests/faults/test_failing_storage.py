@@ -253,23 +253,26 @@ PROGRAM = """
 import json, resource, sys, time, warnings
 import torch
 from hpc_ckpt import Checkpointer
-big = torch.zeros(int(sys.argv[2]), dtype=torch.uint8)
+from hpc_ckpt.errors import UserError
+big = torch.zeros(int(sys.argv[4]) if len(sys.argv) > 4 else 16, dtype=torch.uint8)
 caught = []
 warnings.showwarning = lambda message, *_: caught.append(str(message))
 warnings.simplefilter("always")
-if len(sys.argv) > 3:
+if int(sys.argv[3]):
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
 try:
     with Checkpointer(sys.argv[1], policy="every 1 steps", big=big) as ckpt:
         for _ in ckpt.steps(40):
             time.sleep(0.01)
             ckpt.step()
+            if ckpt.global_step == 5:
+                big.resize_(int(sys.argv[2]))
             if ckpt.global_step == 20:
                 resource.setrlimit(
                     resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
                 )
                 big.resize_(16)
-except OSError as error:
+except (OSError, UserError) as error:
     caught.append(f"raised {error}")
 print(json.dumps({"step": ckpt.global_step, "warnings": caught}))
 """
@@ -290,14 +293,13 @@ def test_a_file_size_limit_is_survived_and_recovered_from(rundir: RunDir) -> Non
     assert Done(1, 40) == rundir.done()
 
 
-def test_a_full_file_system_is_survived_and_recovered_from(tmp_path: Path) -> None:
-    """ENOSPC from a tiny file system: warned while the state is too big, saved when it fits."""
-    place = tmp_path / "tiny"
+def on_a_tiny_file_system(place: Path, *arguments: str) -> dict[str, Any]:
+    """What the program says that runs on a tmpfs of 1 MiB."""
     place.mkdir()
     private = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
-    command = 'mount -t tmpfs -o size=1m tiny "$1" && exec "$2" -c "$3" "$1/run" 3000000'
+    command = 'mount -t tmpfs -o size=1m tiny "$1" && exec "$2" -c "$3" "$1/run" 3000000 "${@:4}"'
     ended = subprocess.run(
-        [*private, "sh", "-c", command, "sh", str(place), sys.executable, PROGRAM],
+        [*private, "bash", "-c", command, "sh", str(place), sys.executable, PROGRAM, *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -305,10 +307,24 @@ def test_a_full_file_system_is_survived_and_recovered_from(tmp_path: Path) -> No
     if os.environ.get("CI") != "true" and ("unshare:" in ended.stderr or "mount:" in ended.stderr):
         pytest.skip(f"needs a mount namespace (util-linux): {ended.stderr.strip()}")
     assert 0 == ended.returncode, ended.stderr
-    said = json.loads(ended.stdout)
+    said: dict[str, Any] = json.loads(ended.stdout)
+    return said
+
+
+def test_a_full_file_system_is_survived_and_recovered_from(tmp_path: Path) -> None:
+    """ENOSPC from a tiny file system: warned while the state is too big, saved when it fits."""
+    said = on_a_tiny_file_system(tmp_path / "tiny", "0")
     assert 40 == said["step"]
     assert "No space left on device" in said["warnings"][0]
     assert not [text for text in said["warnings"] if text.startswith("raised")]
+
+
+def test_a_run_that_cannot_be_saved_at_all_is_refused_at_once(tmp_path: Path) -> None:
+    """Nothing was ever saved and nothing fits: told at the first steps, not after hours."""
+    said = on_a_tiny_file_system(tmp_path / "tiny", "0", "3000000")
+    assert said["step"] < 20
+    assert "in 3 files are needed" in said["warnings"][-1]
+    assert "choose another directory" in said["warnings"][-1]
 
 
 def test_the_only_other_copy_goes_only_after_the_new_one_was_read(

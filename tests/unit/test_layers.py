@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "policy": {"units", "errors", "policy"},
     "format": {"fsio", "errors", "rundir", "parallel", "format"},
     "tiers": {"format", "fsio", "errors", "rundir", "settings", "tiers", "events", "units",
-              "preflight", "parallel"},
+              "parallel"},
     "state": {"errors", "format", "state"},
     "engine": {"state", "tiers", "format", "fsio", "errors", "events", "rundir", "lease",
                "settings", "parallel", "units", "engine"},

@@ -183,22 +183,6 @@ def test_a_run_without_other_tiers_has_no_choice(tmp_path: Path) -> None:
     assert {"root"} == {stack.choose(GIB, left).name for left in (None, 0.0, 5.0)}
 
 
-def test_a_tier_without_room_is_told_by_its_name(tmp_path: Path) -> None:
-    """Each by itself, and the site's quota counts."""
-    tiers = [DirectoryTier(tmp_path / name, name=name) for name in ("local", "root")]
-    wishes = {"local": TierWish("local", tmp_path, quota=4096)}
-    stack = Stack(tiers, wishes=wishes)
-    assert [] == stack.problems(4096, 2)
-    (said,) = stack.problems(5000, 2)
-    assert said.startswith(
-        f"tier local: {tmp_path}/local: 4.88 KiB in 2 files are needed, its quota"
-    )
-    assert ["tier local", "tier root"] == [
-        text[:10].rstrip(":") for text in stack.problems(1 << 60, 2)
-    ]
-    assert [] == list(tmp_path.iterdir())
-
-
 # ── opening ───────────────────────────────────────────────────────────────────────────────
 def test_each_chain_has_its_own_place_in_a_shared_directory(tmp_path: Path) -> None:
     """<path>/<chain>/checkpoints, private; the home is the run directory's own."""

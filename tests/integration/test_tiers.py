@@ -1,0 +1,164 @@
+"""A run with more than one place: commits to the fastest, restores from whichever is valid."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_ckpt import Checkpointer, events
+from hpc_ckpt.engine.persist import Pending
+from hpc_ckpt.events import Event
+from hpc_ckpt.rundir import CheckpointKey, RunDir
+from hpc_ckpt.tiers.directory import DirectoryTier
+
+
+class Stopped(Exception):
+    """Ends a run between two steps, without a final save."""
+
+
+@pytest.fixture
+def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    for name in list(os.environ):
+        if name.startswith("HPC_CKPT"):
+            monkeypatch.delenv(name)
+    return RunDir(tmp_path / "run")
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> Path:
+    return tmp_path / "fast"
+
+
+def run(rundir: RunDir, fast: Path, steps: int, *, save: bool = True) -> Any:
+    """Go on to this step, saving at each, and die; what it was restored from."""
+    weight = torch.zeros(3000)
+    with (
+        pytest.raises(Stopped),
+        Checkpointer(rundir.root, tiers=[fast], policy="every hour", weight=weight) as ckpt,
+    ):
+        assert float(ckpt.global_step) == float(weight[0])
+        for _ in ckpt.steps(steps):
+            weight += 1
+            ckpt.step()
+            if save:
+                settle(ckpt.save())
+        raise Stopped
+    return ckpt.restored
+
+
+def settle(pending: Pending) -> None:
+    """Until it is committed or has failed; who waits for a save would have it in the root."""
+    while not pending.done():
+        time.sleep(0.001)
+
+
+def tier_of(rundir: RunDir, fast: Path) -> DirectoryTier:
+    (chain,) = fast.iterdir()
+    return DirectoryTier(chain / "checkpoints")
+
+
+def steps_of(tier: DirectoryTier) -> list[int]:
+    return [key.step for key in tier.keys()]  # noqa: SIM118 - not a mapping
+
+
+def recorded(rundir: RunDir, event: Event) -> list[dict[str, Any]]:
+    paths = sorted(rundir.events.glob("*.jsonl"))
+    return [r for path in paths for r in events.read(path) if r["event"] == event.value]
+
+
+def flip_a_bit(tier: DirectoryTier, key: CheckpointKey) -> None:
+    path = tier.path_of(key) / tier.manifest(key).shards[0].file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_commits_go_to_the_fastest_and_arrive_at_the_root(rundir: RunDir, fast: Path) -> None:
+    """The same bytes in both, by the time the program has left."""
+    run(rundir, fast, 2)
+    local, home = tier_of(rundir, fast), DirectoryTier(rundir.checkpoints)
+    assert ([1, 2], 2) == (steps_of(local), steps_of(home)[-1])
+    newest = home.keys()[-1]
+    assert [] == home.verify(newest)
+    for path in home.path_of(newest).iterdir():
+        assert (local.path_of(newest) / path.name).read_bytes() == path.read_bytes()
+    assert {str(fast)} == {r["tier"] for r in recorded(rundir, Event.COMMITTED)}
+    assert "root" in {r["tier"] for r in recorded(rundir, Event.DRAINED)}
+    assert 0o700 == local.path.stat().st_mode & 0o777
+
+
+def test_a_restore_takes_the_fastest_that_has_it(rundir: RunDir, fast: Path) -> None:
+    """And goes on exactly there."""
+    run(rundir, fast, 2)
+    restored = run(rundir, fast, 3)
+    assert (2, str(fast), ()) == (restored.step, restored.tier, restored.skipped)
+
+
+def test_a_lost_tier_costs_nothing_that_was_drained(rundir: RunDir, fast: Path) -> None:
+    """A node-local disk is gone with its job."""
+    run(rundir, fast, 2)
+    shutil.rmtree(fast)
+    restored = run(rundir, fast, 3)
+    assert (2, "root") == (restored.step, restored.tier)
+    assert [3] == steps_of(tier_of(rundir, fast))
+
+
+def test_a_damaged_copy_means_the_other_one_of_the_same_step(rundir: RunDir, fast: Path) -> None:
+    """Not an older step: what was rejected is named."""
+    run(rundir, fast, 2)
+    local = tier_of(rundir, fast)
+    flip_a_bit(local, local.keys()[-1])
+    restored = run(rundir, fast, 2, save=False)
+    assert (2, "root", 1) == (restored.step, restored.tier, len(restored.skipped))
+    assert "chunk-digest" in restored.skipped[0].reason
+
+
+def test_what_was_not_drained_any_more_is_drained_by_the_next_link(
+    rundir: RunDir, fast: Path
+) -> None:
+    """The fast tier has survived, the root has not got it yet."""
+    run(rundir, fast, 2)
+    shutil.rmtree(DirectoryTier(rundir.checkpoints).path_of(CheckpointKey(1, 2)))
+    restored = run(rundir, fast, 2, save=False)
+    assert (2, str(fast)) == (restored.step, restored.tier)
+    assert 2 == steps_of(DirectoryTier(rundir.checkpoints))[-1]
+
+
+def test_the_end_of_the_work_is_in_the_root(rundir: RunDir, fast: Path) -> None:
+    """DONE counts only if the checkpoint it names is there."""
+    with Checkpointer(rundir.root, tiers=[fast], policy="every 1 steps") as ckpt:
+        for _ in ckpt.steps(3):
+            ckpt.step()
+    done = rundir.done()
+    assert done is not None
+    assert (3, 3) == (done.step, steps_of(DirectoryTier(rundir.checkpoints))[-1])
+
+
+def test_a_tier_that_cannot_be_used_does_not_end_the_run(rundir: RunDir, fast: Path) -> None:
+    """Its saves fail and are told; the last one goes to the root."""
+    fast.write_text("a file is in the way")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with Checkpointer(rundir.root, tiers=[fast], policy="every hour") as ckpt:
+            ckpt.step()
+            settle(ckpt.save())
+            ckpt.step()
+    assert [one for one in told if "could not be saved" in str(one.message)]
+    done = rundir.done()
+    assert done is not None
+    assert (2, [2]) == (done.step, steps_of(DirectoryTier(rundir.checkpoints)))
+
+
+def test_two_chains_in_one_directory_do_not_meet(tmp_path: Path, fast: Path) -> None:
+    """Each has its own place there."""
+    one, two = RunDir(tmp_path / "one"), RunDir(tmp_path / "two")
+    run(one, fast, 2)
+    assert run(two, fast, 1) is None
+    assert 2 == len(list(fast.iterdir()))
