@@ -22,6 +22,7 @@ START_S = 3.0
 TIDY_S = 10.0
 PATIENCE_S = 300.0
 TRIES = 20
+EVENT_FIELDS = ("stall_s", "save_s", "full_s", "bytes", "reused")
 
 
 class NotSaved(RuntimeError):
@@ -162,7 +163,7 @@ def sample(committed: dict[str, Any], *, block_s: float, durable_s: float) -> di
         "block_s": block_s,
         "durable_s": durable_s,
         "persist_s": durable_s - block_s,
-        "event": {key: committed.get(key) for key in ("stall_s", "save_s", "bytes", "reused")},
+        "event": {key: committed.get(key) for key in EVENT_FIELDS},
     }
 
 

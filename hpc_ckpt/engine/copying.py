@@ -31,50 +31,47 @@ class Copier:
         self._targets = [buffer[start:end] for start, end in places]
         self._base = address(buffer)
         self._places = places
-        self._known: list[int | None] = [None] * len(places)
+        self._known: list[int] = [0] * len(places)
         self._sources: list[Any] = [None] * len(places)
         self._sorted: _Sorted | None = None
 
-    def copy(self, values: Sequence[Value]) -> None:
-        """All bytes are in the buffer when this returns. The values' form never changes."""
+    def copy(self, values: Sequence[Value], addresses: Sequence[int] | None = None) -> None:
+        """All bytes are in the buffer when this returns. The values' form never changes.
+
+        `addresses`: where each lies, if somebody has asked already.
+        """
         if self._sorted is None:
             self._sorted = _Sorted(values, self._targets)
-        kinds = self._sorted
-        devices = [_DeviceCopy(device) for device in kinds.devices]
+        kinds, lies_at = self._sorted, addresses or [address_of(value) for value in values]
+        devices = [_DeviceCopy(device) for device in kinds.on_device]
         for device in devices:
-            device.begin(
-                [(self._targets[n], values[n]) for n in kinds.on_device[device.device]]  # type: ignore[misc] # sorted as tensors
-            )
-        self._copy_large(values, kinds.large)
-        self._copy_small(values, kinds.small)
+            numbers = kinds.on_device[device.device]
+            device.begin([(self._targets[n], values[n]) for n in numbers])
+        self._copy_large(lies_at, kinds.large)
+        self._copy_small(lies_at, kinds.small)
         for number in kinds.odd:
             copy_into(self._targets[number], values[number])
         for device in devices:
             device.wait()
 
-    def _copy_small(self, values: Sequence[Value], numbers: Sequence[int]) -> None:
+    def _copy_small(self, lies_at: Sequence[int], numbers: Sequence[int]) -> None:
+        """Only addresses are remembered: nothing of the program's is kept alive by them."""
         targets, sources, known = self._targets, self._sources, self._known
         for number in numbers:
-            value = values[number]
-            # Only the address is remembered: nothing of the program's is kept alive by it.
-            place = value.data_ptr() if isinstance(value, torch.Tensor) else _array_address(value)
-            if place != known[number]:
-                known[number] = place
-                sources[number] = _view(place, len(targets[number]))
+            if lies_at[number] != known[number]:
+                known[number] = lies_at[number]
+                sources[number] = _view(lies_at[number], len(targets[number]))
             targets[number][:] = sources[number]
 
-    def _copy_large(self, values: Sequence[Value], numbers: Sequence[int]) -> None:
+    def _copy_large(self, lies_at: Sequence[int], numbers: Sequence[int]) -> None:
         pieces: list[tuple[int, int, int]] = []
         for number in numbers:
-            value = values[number]
-            source = value.data_ptr() if isinstance(value, torch.Tensor) else _array_address(value)
             start, end = self._places[number]
+            source, target = lies_at[number], self._base + start
             pieces += [
-                (self._base + start + offset, source + offset, min(LARGE, end - start - offset))
+                (target + offset, source + offset, min(LARGE, end - start - offset))
                 for offset in range(0, end - start, LARGE)
             ]
-        if not pieces:
-            return
 
         def move(number: int) -> None:
             ctypes.memmove(*pieces[number])
@@ -103,7 +100,6 @@ class _Sorted:
                 self.small.append(number)
             else:
                 self.large.append(number)
-        self.devices = list(self.on_device)
 
 
 def on_device(value: Value) -> bool:
@@ -121,7 +117,10 @@ def _view(place: int, length: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * length).from_address(place)).cast("B")
 
 
-def _array_address(value: Any) -> int:
+def address_of(value: Any) -> int:
+    """Where a leaf's first byte is."""
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
     place: int = value.__array_interface__["data"][0]
     return place
 
@@ -144,7 +143,7 @@ class _DeviceCopy:
         self._stream = torch.Stream(device=device)
         self._event = torch.Event(device=device)
 
-    def begin(self, pairs: Sequence[tuple[memoryview, torch.Tensor]]) -> None:
+    def begin(self, pairs: Sequence[tuple[memoryview, Any]]) -> None:
         training = self._accelerator.current_stream(self.device)
         self._stream.wait_stream(training)
         self._accelerator.set_stream(self._stream)

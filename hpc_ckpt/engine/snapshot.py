@@ -215,7 +215,9 @@ class Camera:
             return self._take_afresh(state, slot)
         plan = self._plan or self._plan_of(outline, found)
         values = [found.values[number] for number in outline.stored]
-        return self._copied(plan, slot, values, lambda: outline.tree(found))
+        addresses = [found.addresses[number] for number in outline.stored]
+        found.values, found.addresses = [], []  # the tree is made later, and needs none of them
+        return self._copied(plan, slot, values, addresses, lambda: outline.tree(found))
 
     def _plan_of(self, outline: Outline, found: Match) -> _Plan:
         values = [found.values[number] for number in outline.stored]
@@ -227,7 +229,8 @@ class Camera:
         encoded = encode(state)
         values = [leaf.value for leaf in encoded.leaves]
         plan = self._planned(encoded.leaves, encoded.aliases, values, frozenset())
-        return self._copied(plan, slot, values, lambda: encoded.tree)
+        tree = encoded.tree
+        return self._copied(plan, slot, values, None, lambda: tree)
 
     def _planned(
         self,
@@ -246,10 +249,15 @@ class Camera:
         return plan
 
     def _copied(
-        self, plan: _Plan, slot: Slot, values: list[Value], make_tree: Callable[[], Any]
+        self,
+        plan: _Plan,
+        slot: Slot,
+        values: list[Value],
+        addresses: list[int] | None,
+        make_tree: Callable[[], Any],
     ) -> Snapshot:
         copier = slot.prepare(plan, pinned=self.pinned)
-        copier.copy(values)
+        copier.copy(values, addresses)
         return Snapshot(
             make_tree=make_tree,
             aliases=plan.aliases,

@@ -47,6 +47,8 @@ class Match:
     """What a fitting state has to give: leaves in the outline's order, and new plain values."""
 
     values: list[Value] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+    """Where each value lies; of tensors on a device, there."""
     plains: list[Node] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     """Of the containers met: one met twice is shared, which an outline does not know."""
@@ -83,8 +85,12 @@ class Outline:
         found = Match()
         if not self._form.match(state, found) or found.encoder.shares:
             return None
-        if len(set(found.ids)) != len(found.ids) or not self._signature.fits(found.values):
+        if len(set(found.ids)) != len(found.ids):
             return None
+        addresses = self._signature.addresses_if_fitting(found.values)
+        if addresses is None:
+            return None
+        found.addresses = addresses
         return found
 
     def tree(self, found: Match) -> TreeText:
@@ -327,29 +333,39 @@ class _Signature:
     def __init__(self, values: list[Value]) -> None:
         self._tensors = [n for n, value in enumerate(values) if isinstance(value, torch.Tensor)]
         self._arrays = [n for n, value in enumerate(values) if isinstance(value, np.ndarray)]
-        self._all_tensors = not self._arrays
-        self._known = self._of(values)
+        self._known, _ = self._look(values)
 
-    def fits(self, values: list[Value]) -> bool:
+    def addresses_if_fitting(self, values: list[Value]) -> list[int] | None:
         try:
-            return self._of(values) == self._known
+            found, addresses = self._look(values)
         except (RuntimeError, NotImplementedError):  # sparse and the like have no strides
-            return False
+            return None
+        return addresses if found == self._known else None
 
-    def _of(self, values: list[Value]) -> tuple[object, ...]:
-        found: list[Any] = values if self._all_tensors else [values[n] for n in self._tensors]
+    def _look(self, values: list[Value]) -> tuple[tuple[object, ...], list[int]]:
+        """What must stay the same, and where everything lies now."""
+        found: list[Any] = [values[n] for n in self._tensors] if self._arrays else list(values)
         arrays: list[Any] = [values[n] for n in self._arrays]
-        return (
+        pointers = [t.data_ptr() for t in found]
+        places = [array.__array_interface__["data"][0] for array in arrays]
+        seen = (
             [t.dtype for t in found],
             [t.shape for t in found],
             [t.stride() for t in found],
             [t.is_neg() for t in found],
             [t.device for t in found] if torch.accelerator.is_available() else None,
             [t.is_conj() for t in found if t.dtype.is_complex],
-            [(a.dtype, a.shape, a.strides) for a in arrays],
-            _ties([t.data_ptr() for t in found]),
-            _ties([a.__array_interface__["data"][0] for a in arrays]),
+            [(array.dtype, array.shape, array.strides) for array in arrays],
+            _ties(pointers),
+            _ties(places),
         )
+        if not arrays:
+            return seen, pointers
+        addresses = [0] * len(values)
+        for numbers, known in ((self._tensors, pointers), (self._arrays, places)):
+            for number, address in zip(numbers, known, strict=True):
+                addresses[number] = address
+        return seen, addresses
 
 
 def _ties(pointers: list[int]) -> list[int] | None:
