@@ -36,6 +36,7 @@ class Event(str, Enum):
     SAVE_SKIPPED = "save.skipped"  # step, reason
     # step, checkpoint, tier, bytes, stall_s, save_s, full_s (unpaced), training_s, reused
     COMMITTED = "save.committed"
+    TIER_FAILED = "tier.failed"  # tier, error: the save went to the run directory
     NO_ROOM = "no_room"  # tier, problem
     SAVE_FAILED = "save.failed"  # step, error
     DRAINED = "drained"  # checkpoint, tier, bytes, seconds

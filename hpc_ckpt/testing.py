@@ -139,9 +139,9 @@ class FaultyTier(DirectoryTier):
         self.meet("pin")
         super().pin(key, pinned=pinned)
 
-    def remove(self, key: CheckpointKey) -> None:
+    def remove(self, key: CheckpointKey) -> bool:
         self.meet("remove")
-        super().remove(key)
+        return super().remove(key)
 
     def sweep(self, generation: int) -> None:
         self.meet("sweep")

@@ -69,7 +69,7 @@ class Publisher:
     """The most bytes that buffers may have."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Order:
     """One save under way."""
 
@@ -293,7 +293,7 @@ class Engine:
     def _persist(self, order: _Order) -> None:
         self._publisher.events.flush()
         try:
-            committed = self._commit(order)
+            committed = self._commit_somewhere(order)
         except Exception as error:  # noqa: BLE001 - whatever broke, training goes on
             self._end(order)
             self._failed(order.pending, error, save_s=self._at_full_speed(order))
@@ -307,6 +307,21 @@ class Engine:
     def _end(self, order: _Order) -> None:
         order.snapshot.release()
         self._orders.remove(order)
+
+    def _commit_somewhere(self, order: _Order) -> Committed:
+        """A tier that fails is passed over for the run directory's own."""
+        home = self._publisher.stack.home
+        try:
+            return self._commit(order)
+        except OSError as error:
+            if order.tier is home:
+                raise
+            log.warning("tier %s failed, the run directory is used: %s", order.tier.name, error)
+            self._publisher.events.emit(
+                Event.TIER_FAILED, tier=order.tier.name, error=one_line(error)
+            )
+        order.tier = home
+        return self._commit(order)
 
     def _commit(self, order: _Order) -> Committed:
         publisher, about = self._publisher, order.about

@@ -185,7 +185,9 @@ class Boundary:
         pending.fail(HpcCkptError(f"not saved: {self._parts.ending.error()}"))
         return pending
 
-    def save(self, place: Place, reason: str, *, urgent: bool = False) -> Pending:
+    def save(
+        self, place: Place, reason: str, *, urgent: bool = False, within_s: float | None = None
+    ) -> Pending:
         """Snapshot now; only while the engine is ready. Urgent: somebody waits for it."""
         parts, requested = self._parts, self._requested
         self._prepare(place)
@@ -204,7 +206,7 @@ class Boundary:
             about,
             requested,
             urgent=urgent,
-            within_s=self._seconds_left() if urgent else None,
+            within_s=within_s,
         )
 
     def _seconds_left(self) -> float | None:
@@ -221,7 +223,8 @@ class Boundary:
         try:
             parts.engine.wait()
             if parts.engine.fenced is None:
-                self._decide(self.save(place, reason, urgent=True), reason)
+                final = self.save(place, reason, urgent=True, within_s=self._seconds_left())
+                self._decide(final, reason)
             else:
                 parts.ending.latch(_fenced(parts.engine.fenced))
         finally:

@@ -98,8 +98,9 @@ class Tier(Protocol):
     def pin(self, key: CheckpointKey, *, pinned: bool = True) -> None:
         """Keep a checkpoint from retention, or give it up again."""
 
-    def remove(self, key: CheckpointKey) -> None:
-        """When this returns no reader sees it; that it had already gone is fine."""
+    def remove(self, key: CheckpointKey) -> bool:
+        """When this returns no reader sees it; that it had already gone is fine.
+        False: another checkpoint refers to it, so it stays."""
 
     def sweep(self, generation: int) -> None:
         """Delete what killed writers up to this generation left behind. Called only after a

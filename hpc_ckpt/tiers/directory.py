@@ -11,6 +11,8 @@ import contextlib
 import errno
 import os
 import re
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +53,9 @@ class DirectoryTier:
         self.name = name
         self.chunk = chunk
         self._live: set[str] = set()
+        self._lock = threading.Lock()
+        self._referred: Counter[str] = Counter()
+        """Names of checkpoints that something being written refers to."""
         self._summaries: dict[CheckpointKey, tuple[tuple[int, ...] | None, Summary]] = {}
 
     def __repr__(self) -> str:
@@ -116,15 +121,41 @@ class DirectoryTier:
         except FileNotFoundError:
             raise NoCheckpoint(self.path_of(key)) from None
 
-    def remove(self, key: CheckpointKey) -> None:
+    def remove(self, key: CheckpointKey) -> bool:
+        # Whoever refers to it is either staged, and then marked, or committed, and then listed.
+        with self._lock:
+            if self._referred[key.directory_name] or self._is_held(key):
+                return False
+            trash = self._hide(key)
+        self._delete(trash)
+        return True
+
+    def replace(self, key: CheckpointKey) -> None:
+        """Remove what is broken, to be followed at once by a whole one of the same name."""
+        self._delete(self._hide(key))
+
+    def _is_held(self, key: CheckpointKey) -> bool:
+        """Whether a checkpoint refers to this one; a broken one cannot be restored anyway."""
+        for other in self.keys():
+            with contextlib.suppress(CheckpointError):
+                if key in self.summary(other).holders:
+                    return True
+        return False
+
+    def _hide(self, key: CheckpointKey) -> Path | None:
         trash = self.path / (
             f".trash-g{key.generation:08d}-{key.directory_name}-{fsio.unique_suffix()}"
         )
         try:
             self.path_of(key).rename(trash)
         except FileNotFoundError:
-            return
+            return None
         self._summaries.pop(key, None)
+        return trash
+
+    def _delete(self, trash: Path | None) -> None:
+        if trash is None:
+            return
         fsio.reached("remove.renamed")
         # Without this a crash could bring back the name without all of its files.
         fsio.sync_directory(self.path)
@@ -150,6 +181,7 @@ class DirectoryStaging:
         step = f"step-{key.step:09d}"
         self.path = tier.path / f".tmp-g{key.generation:08d}-{step}-{fsio.unique_suffix()}"
         self._written: dict[str, ShardRecord] = {}
+        self._holders: list[str] = []
 
     def __enter__(self) -> DirectoryStaging:
         self._tier._live.add(self.path.name)
@@ -176,6 +208,9 @@ class DirectoryStaging:
         with contextlib.suppress(OSError):
             fsio.delete_tree(self.path)
         self._tier._live.discard(self.path.name)
+        with self._tier._lock:
+            self._tier._referred.subtract(self._holders)
+        self._holders.clear()
 
     def write_shard(
         self, layout: ImageLayout, image: memoryview, pace: Pace | None = None
@@ -199,7 +234,10 @@ class DirectoryStaging:
         """This checkpoint uses a shard that an older one holds; it must be there."""
         if record.holder is None:
             raise ValueError(f"{record.file}: no holder is named")
-        size = (self._tier.path / record.holder / record.file).stat().st_size
+        with self._tier._lock:
+            size = (self._tier.path / record.holder / record.file).stat().st_size
+            self._tier._referred[record.holder] += 1
+            self._holders.append(record.holder)
         if size != record.size:
             raise OSError(errno.EIO, f"{record.place} has {size} bytes, not {record.size}")
         self._written[record.place] = record
@@ -321,7 +359,7 @@ class DirectoryStaging:
                 raise CheckpointError(f"{path}: another state is there under the same name")
             guard()
             pinned = self._tier.pinned(self._key)
-            self._tier.remove(self._key)
+            self._tier.replace(self._key)
         self._write_manifest(data)
         if not self._publish(self._key, data, guard):
             raise CheckpointError(f"{path}: made by another process in this very moment")

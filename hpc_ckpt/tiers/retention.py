@@ -99,8 +99,8 @@ def retain(
         guard()
         if tier.pinned(key):  # pinned since the list was made
             continue
-        tier.remove(key)
-        removed.append(key)
+        if tier.remove(key):
+            removed.append(key)
     return removed
 
 

@@ -4,8 +4,9 @@ The kernel and the program under test meet it as they meet a network file system
 of real system calls, and a call that is not answered hangs in the kernel. It speaks the kernel's
 protocol itself (linux/fuse.h, 7.31), so that no library is needed; root mounts it.
 
-fuse_double.py BEHIND PLACE     stdin: one plan a line, {"write": 5} (an errno) or {"*": "hang"};
-                                {} heals, and answers what hung. Each plan is acknowledged.
+fuse_double.py BEHIND PLACE     stdin: one plan a line: {"write": 5} (an errno), {"*": "hang"},
+                                {"fsync:rank-": 5} (of files with that in their name); {} heals,
+                                and answers what hung. Each plan is acknowledged.
 """
 
 # SPDX-License-Identifier: MIT
@@ -54,7 +55,7 @@ class Double:
         if request.opcode in WITHOUT_ANSWER:
             return None
         name, operate = OPERATIONS.get(request.opcode, ("unknown", None))
-        fault = self.plan.get(name, self.plan.get("*"))
+        fault = self._fault(name, request.node)
         if fault == HANG and name != "init":
             self.held.append(request)
             return None
@@ -66,6 +67,15 @@ class Double:
             return self._packed(request, 0, operate(self, request))
         except OSError as error:
             return self._packed(request, -(error.errno or errno.EIO), b"")
+
+    def _fault(self, operation: str, node: int) -> int | str | None:
+        """What is planned for it: by its name, and by a part of the name of what it is done to."""
+        name = Path(self._paths.get(node, "")).name
+        for planned, fault in self.plan.items():
+            wanted, _, part = planned.partition(":")
+            if wanted in (operation, "*") and part in name:
+                return fault
+        return None
 
     @staticmethod
     def _packed(request: Request, error: int, body: bytes) -> bytes:

@@ -130,7 +130,7 @@ def read_only(place: Path) -> Fault:
 
 
 def overcommitted(place: Path) -> Fault:
-    """A thin device without room: write(2) succeeds, and fsync(2) brings the bad news."""
+    """A thin device without room: the file system has some, and the blocks do not arrive."""
     pool = place.with_name("pool")
     pool.mkdir()
     mount("tmpfs", pool, options="size=8m")
@@ -216,7 +216,9 @@ FAULTS: dict[str, Callable[[Path], Fault]] = {
     "vanished": vanished,
     "forbidden": forbidden,
     **{f"eio-{name}": refusing(name, errno.EIO) for name in ("mkdir", "create", "write")},
-    **{f"eio-{name}": refusing(name, errno.EIO) for name in ("fsync", "fsyncdir", "rename")},
+    **{f"eio-{name}": refusing(name, errno.EIO) for name in ("fsyncdir", "rename")},
+    "eio-fsync-shard": refusing("fsync:rank-", errno.EIO),
+    "eio-fsync-manifest": refusing("fsync:MANIFEST", errno.EIO),
     "edquot-write": refusing("write", errno.EDQUOT),
     "edquot-mkdir": refusing("mkdir", errno.EDQUOT),
     "hang-write": hanging("write"),

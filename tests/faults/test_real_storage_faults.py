@@ -45,7 +45,8 @@ FUSE = {
     "eio-create@root": "Input/output error",
     "eio-write@root": "Input/output error",
     "eio-write@checkpoints": "Input/output error",
-    "eio-fsync@root": "Input/output error",
+    "eio-fsync-shard@root": "Input/output error",
+    "eio-fsync-manifest@root": "Input/output error",
     "eio-fsyncdir@root": "Input/output error",
     "eio-rename@root": "Input/output error",
     "edquot-mkdir@root": "Disk quota exceeded",
@@ -164,8 +165,8 @@ def test_a_file_system_that_refuses(fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", cases(LOOP, {}))
-def test_a_device_that_fails_at_fsync(fault: str) -> None:
-    """write(2) took the bytes and fsync(2) says that they are not there: it is not committed."""
+def test_a_device_that_has_no_room_for_what_the_file_system_took(fault: str) -> None:
+    """The bad news may come as late as fsync(2); what did not arrive is not committed."""
     check_failing(fault, LOOP[fault])
 
 
