@@ -11,6 +11,7 @@ running program nobody listens; the fault tests kill the process there.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import itertools
@@ -140,6 +141,16 @@ def write_all(descriptor: int, view: memoryview) -> None:
 def round_up(size: int) -> int:
     """The next multiple of a page."""
     return -(-size // PAGE) * PAGE
+
+
+def is_aligned(view: memoryview) -> bool:
+    """Whether direct I/O can use this memory as it is: whole pages."""
+    return len(view) % PAGE == 0 and len(view) > 0 and address(view) % PAGE == 0
+
+
+def address(view: memoryview) -> int:
+    """Where writable memory begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def allocate(size: int) -> mmap.mmap:

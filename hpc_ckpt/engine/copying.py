@@ -29,7 +29,7 @@ class Copier:
 
     def __init__(self, buffer: memoryview, places: Sequence[tuple[int, int]]) -> None:
         self._targets = [buffer[start:end] for start, end in places]
-        self._base = address(buffer)
+        self._base = fsio.address(buffer)
         self._places = places
         self._known: list[int] = [0] * len(places)
         self._sources: list[Any] = [None] * len(places)
@@ -123,11 +123,6 @@ def address_of(value: Any) -> int:
         return value.data_ptr()
     place: int = value.__array_interface__["data"][0]
     return place
-
-
-def address(buffer: memoryview) -> int:
-    """Where a writable buffer begins."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 # ── devices ───────────────────────────────────────────────────────────────────────────────

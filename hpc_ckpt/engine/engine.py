@@ -21,6 +21,7 @@ from ..errors import Fenced
 from ..events import Event, EventLog
 from ..format.manifest import Manifest, ShardRecord
 from ..lease import Lease
+from ..parallel import uncollected
 from ..rundir import CheckpointKey
 from ..settings import Keep
 from ..tiers.base import Committed, Tier
@@ -233,7 +234,8 @@ class Engine:
             training_s=round(about.training_s, 6),
         )
         try:
-            snapshot = self._camera.take(capture(), self._steady.expected)
+            with uncollected():
+                snapshot = self._camera.take(capture(), self._steady.expected)
         except (OSError, MemoryError) as error:
             self._failed(pending, error, save_s=self._clock() - began)
             return pending

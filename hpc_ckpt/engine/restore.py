@@ -17,7 +17,7 @@ import torch
 from ..errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, RestoreMismatch
 from ..format.image import parse_shard_name
 from ..format.manifest import Manifest, ShardRecord
-from ..format.verify import Reader, memory_for
+from ..format.verify import Reader
 from ..rundir import CheckpointKey
 from ..state.tree import decode
 from ..tiers.base import Tier
@@ -130,10 +130,7 @@ def state_of(
     classes and devices that a checkpoint only names. Leaves in `targets` are read to where they
     belong, and nowhere else.
     """
-    places = dict(targets or {})
-    for name, size in checkpoint.sizes().items():
-        if name not in places:
-            places[name] = memory_for(size)
+    places = checkpoint.memory(without=targets or ()) | dict(targets or {})
     checkpoint.fill(places)
     aliases, tree = checkpoint.manifest.aliases, checkpoint.manifest.tree
     return decode(

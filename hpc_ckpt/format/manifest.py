@@ -208,7 +208,11 @@ class Manifest:
         _require(isinstance(record["shards"], list), "shards", "must be a list")
         record["shards"] = tuple(ShardRecord.from_json(shard) for shard in record["shards"])
         record["metrics"] = _decode_metrics(record["metrics"])
-        return cls(**record)
+        tree = record["tree"]
+        manifest = cls(**{**record, "tree": None})
+        # What the parser made is JSON: it need not be walked to know.
+        object.__setattr__(manifest, "tree", tree)
+        return manifest
 
 
 _NAMES: Final = tuple(field.name for field in fields(Manifest))
@@ -238,12 +242,18 @@ def _check_digest(data: bytes) -> None:
 
 def _parse(data: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(data.decode("ascii"), object_pairs_hook=unique_keys)
+        record = json.loads(
+            data.decode("ascii"), object_pairs_hook=unique_keys, parse_constant=_refuse_constant
+        )
     except (ValueError, RecursionError) as error:
         raise _error(DefectKind.MANIFEST_UNREADABLE, f"not JSON: {error}") from None
     if not isinstance(record, dict):
         raise _error(DefectKind.MANIFEST_UNREADABLE, "not a JSON object")
     return record
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _check_version(version: object) -> None:

@@ -120,7 +120,7 @@ class _ShardRead:
     def _chunk(self, number: int) -> None:
         start = number * self._record.chunk
         end = min(start + self._record.chunk, self._record.size)
-        place = None if self._direct else self._whole_target(start, end)
+        place = self._whole_target(start, end)
         view = self._own_buffer()[: end - start] if place is None else place
         if self._read(view, start) != end - start:
             detail = f"ended inside chunk {number} while it was being read"
@@ -148,7 +148,8 @@ class _ShardRead:
         if index < 0 or self._spans[index].end < end:
             return None
         span = self._spans[index]
-        return span.target[start - span.start : end - span.start]
+        target = span.target[start - span.start : end - span.start]
+        return None if self._direct and not fsio.is_aligned(target) else target
 
     def _scatter(self, view: memoryview, start: int, end: int) -> None:
         index = max(bisect.bisect_right(self._starts, start) - 1, 0)
@@ -163,7 +164,7 @@ class _ShardRead:
     def _read(self, view: memoryview, offset: int) -> int:
         if not self._direct:
             return read_into(self._descriptor, view, offset)
-        whole = self._own_buffer()[: fsio.round_up(len(view))]
+        whole = view if fsio.is_aligned(view) else self._own_buffer()[: fsio.round_up(len(view))]
         try:
             return min(_read_direct(self._descriptor, whole, offset), len(view))
         except OSError as error:

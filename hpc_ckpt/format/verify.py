@@ -8,7 +8,7 @@ each byte on the way. Neither writes, repairs or chooses between checkpoints.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,13 @@ class Reader:
     raw: dict[str, bytes]
     """The bytes those headers were read from, by the shard's place."""
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each stored leaf, by name; aliases are not among them."""
+    def memory(self, without: Collection[str] = ()) -> dict[str, memoryview]:
+        """Writable memory for every stored leaf, but for those named."""
         return {
-            name: stored.end - stored.start
+            name: _memory_for(stored)
             for leaves in self.headers.values()
             for name, stored in leaves.items()
+            if name not in without
         }
 
     def leaf_names(self, record: ShardRecord) -> frozenset[str]:
@@ -113,7 +114,7 @@ class Reader:
 
     def load(self) -> OpenCheckpoint:
         """Every leaf, in memory of its own."""
-        targets = {name: memory_for(size) for name, size in self.sizes().items()}
+        targets = self.memory()
         self.fill(targets)
         leaves = {
             name: (stored, targets[name])
@@ -123,11 +124,16 @@ class Reader:
         return OpenCheckpoint(self.path, self.manifest, leaves)
 
 
-def memory_for(size: int) -> memoryview:
-    """Writable memory for one leaf: pages of its own if it is large, else a bytearray."""
+def _memory_for(stored: StoredLeaf) -> memoryview:
+    """For one leaf: a bytearray, or if it is large pages of its own.
+
+    In them it lies as far from a page's beginning as in the file, so that direct I/O can read
+    it into place.
+    """
+    size, skip = stored.end - stored.start, stored.start % fsio.PAGE
     if size < _OWN_PAGES:
         return memoryview(bytearray(size))
-    return memoryview(fsio.allocate(size))[:size]
+    return memoryview(fsio.allocate(skip + size))[skip : skip + size]
 
 
 _OWN_PAGES = 1024**2

@@ -24,6 +24,7 @@ from ..engine.stepped import StepWatch
 from ..errors import LinkEnded
 from ..events import Event
 from ..format.verify import Reader
+from ..parallel import uncollected
 from ..rundir import Result
 from ..state import rng
 from ..state.data import DataState
@@ -151,7 +152,8 @@ class Running:
 
     def _restore(self) -> Origin | None:
         began = time.monotonic()
-        found = restore.newest(self.session.stack, self._put_back)
+        with uncollected():
+            found = restore.newest(self.session.stack, self._put_back)
         skipped = [str(one) for one in found.skipped]
         if found.checkpoint is None or found.tier is None:
             self.session.events.emit(Event.STARTED_FRESH)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedState
-from .leaves import LeafBook, Read, identity, leaf_bytes
+from .leaves import LeafBook, Read, identity_of_leaf, leaf_bytes
 from .plain import (
     Node,
     base64_of,
@@ -113,7 +113,7 @@ class ArrayReader:
 
     def array(self, node: Node, path: str) -> Array:
         fields = record(node, path, "leaf dtype shape", "tied order")
-        key = identity(fields)
+        key = identity_of_leaf(fields)
         if key not in self._seen:
             self._seen[key] = self._rebuilt(fields, path)
         return self._seen[key]

@@ -89,6 +89,12 @@ def leaf_bytes(read: Read, name: Node, path: str, nbytes: int) -> memoryview:
     return data.cast("B") if data.nbytes else memoryview(b"")
 
 
+def identity_of_leaf(fields: dict[str, Node]) -> str:
+    """The same for one leaf's fields, which are the many."""
+    form = (fields["dtype"], fields["shape"], fields.get("device"), fields.get("order"))
+    return f"{fields.get('tied', fields['leaf'])!r} {form!r}"
+
+
 def identity(node: Node) -> str:
     """Equal for nodes that mean the same stored memory in the same form."""
     return json.dumps(_without_alias(node), sort_keys=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import UserError
-from .leaves import Read, copy_into, fill, identity, leaf_bytes
+from .leaves import Read, copy_into, fill, identity, identity_of_leaf, leaf_bytes
 from .plain import Node, broken, floating, integer, integers, record, shape_of, text
 from .tensors import COMPRESSED, DTYPES, name_of, packed_size, raw_bytes
 
@@ -38,12 +38,11 @@ class TensorReader:
     def tensor(self, node: Node, path: str, like: object) -> torch.Tensor:
         fields = record(node, path, _FIELDS, _OPTIONAL)
         return self._once(
-            fields,
+            identity_of_leaf(fields),
             lambda: self._place(self._strided(fields, path), fields.get("device"), path, like),
         )
 
-    def _once(self, node: Node, build: Callable[[], torch.Tensor]) -> torch.Tensor:
-        key = identity(node)
+    def _once(self, key: str, build: Callable[[], torch.Tensor]) -> torch.Tensor:
         if key not in self._seen:
             self._seen[key] = build()
         return self._seen[key]
@@ -72,7 +71,9 @@ class TensorReader:
         data = leaf_bytes(self._read, fields["leaf"], path, nbytes)
         odd = dtype is torch.complex32  # silence costs more than a small tensor
         if not self._copy and "order" not in fields and not data.readonly and nbytes:
-            return _built(path, lambda: torch.frombuffer(data, dtype=dtype).reshape(shape))
+            return _built(
+                path, lambda: torch.frombuffer(data, dtype=dtype).reshape(shape), quietly=odd
+            )
         order = _checked_order(fields.get("order"), len(shape), path)
         value = _built(path, lambda: _empty(shape, dtype, order), quietly=odd)
         fill(value, data)
@@ -83,7 +84,7 @@ class TensorReader:
         return self._strided(record(fields[name], inner, _FIELDS, _OPTIONAL), inner)
 
     def sparse(self, node: Node, path: str, like: object) -> torch.Tensor:
-        return self._once(node, lambda: self._sparse(node, path, like))
+        return self._once(identity(node), lambda: self._sparse(node, path, like))
 
     def _sparse(self, node: Node, path: str, like: object) -> torch.Tensor:
         layout = node.get("layout") if type(node) is dict else None
@@ -125,7 +126,7 @@ class TensorReader:
         )
 
     def quantized(self, node: Node, path: str, like: object) -> torch.Tensor:
-        return self._once(node, lambda: self._quantized(node, path, like))
+        return self._once(identity(node), lambda: self._quantized(node, path, like))
 
     def _quantized(self, node: Node, path: str, like: object) -> torch.Tensor:
         optional = "scale zero_point scales zero_points axis"

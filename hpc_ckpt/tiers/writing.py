@@ -142,15 +142,11 @@ def _whole_pages(image: memoryview) -> memoryview | None:
     if not len(image) or image.obj is None or image.readonly:
         return None
     base = memoryview(image.obj).cast("B")
-    start = _address(image) - _address(base)
+    start = fsio.address(image) - fsio.address(base)
     end = start + fsio.round_up(len(image))
-    if _address(image) % fsio.PAGE or end > len(base):
+    if fsio.address(image) % fsio.PAGE or end > len(base):
         return None
     return base[start:end]
-
-
-def _address(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _start_writeback(descriptor: int, start: int, length: int) -> None:
