@@ -17,7 +17,9 @@ import fcntl
 import itertools
 import mmap
 import os
+import re
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +69,7 @@ _MADV_POPULATE_WRITE = 23
 _TOUCH = 4 * 1024**2
 _observer: Callable[[str], None] | None = None
 _serial = itertools.count()
+_TEMPORARY = re.compile(r"\..+\.tmp-\d+-\d+-[0-9a-f]{8}")
 
 
 def observe(callback: Callable[[str], None] | None) -> Callable[[str], None] | None:
@@ -102,6 +105,20 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600
     reached("atomic.renamed")
     sync_directory(target.parent)
     reached("atomic.durable")
+
+
+def sweep_temporaries(directory: str | os.PathLike[str], *, older_than_s: float = 60.0) -> None:
+    """Delete what killed write_atomic() calls left in a directory; what resists stays.
+
+    No write takes so long: a younger file may be somebody's who is just about to rename it.
+    """
+    for name in names_in(directory):
+        if _TEMPORARY.fullmatch(name) is None:
+            continue
+        path = Path(directory) / name
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > older_than_s:
+                path.unlink()
 
 
 def _write_durably(path: Path, data: bytes, mode: int) -> None:

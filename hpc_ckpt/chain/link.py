@@ -252,7 +252,8 @@ class LinkRunner:
         """Seconds of this link's slowest save, as the runtime recorded it."""
         paths = self._rundir.events.glob(f"{self._generation:08d}-*.jsonl")
         records = (record for path in paths for record in events.read(path))
-        seconds = [r.get("save_s") for r in records if r["event"] == Event.COMMITTED.value]
+        committed = (r for r in records if r["event"] == Event.COMMITTED.value)
+        seconds = [r.get("full_s", r.get("save_s")) for r in committed]
         return max((float(s) for s in seconds if isinstance(s, (int, float))), default=None)
 
     def _enforce_end(self, child: subprocess.Popen[bytes]) -> None:

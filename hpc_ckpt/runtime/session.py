@@ -92,6 +92,8 @@ def enter(
     stack = open_stack(resolved.tiers, rundir=place, chain=chain)
     held = Lease(place, _generation(environ)) if in_link else lease.acquire_standalone(place)
     _here.add(place.root)
+    for directory in (place.root, place.control, place.lease):
+        fsio.sweep_temporaries(directory)
     return _session(place, chain, resolved, stack, held, environ if in_link else {})
 
 

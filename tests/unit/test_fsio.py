@@ -203,3 +203,22 @@ def test_the_link_runner_can_import_it_without_site_packages() -> None:
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
+    """Only old files with the exact name of a temporary one; a young one may be in use."""
+    old, young = ".DONE.tmp-12-3-0123abcd", ".DONE.tmp-12-4-0123abcd"
+    others = [
+        "DONE",
+        ".DONE.tmp",
+        ".tmp-g00000001-x",
+        "a.tmp-1-2-0123abcd",
+        ".b.tmp-1-2-0123abcdef",
+    ]
+    for name in (old, young, *others):
+        (tmp_path / name).write_text("x")
+        if name != young:
+            os.utime(tmp_path / name, (1, 1))
+    fsio.sweep_temporaries(tmp_path)
+    assert sorted([young, *others]) == fsio.names_in(tmp_path)
+    fsio.sweep_temporaries(tmp_path / "not there")

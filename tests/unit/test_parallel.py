@@ -60,7 +60,7 @@ def test_every_piece_is_done_once(count: int, threads: int) -> None:
     """None is left out and none comes twice, however many threads take from the row."""
     work = Work()
     Row(count, work).run(threads)
-    assert {piece: 1 for piece in range(count)} == Counter(work.begun)
+    assert dict.fromkeys(range(count), 1) == Counter(work.begun)
 
 
 def test_one_thread_takes_them_in_order() -> None:
@@ -153,13 +153,12 @@ def test_what_is_under_way_is_waited_for_before_the_error_is_raised() -> None:
 def test_an_error_in_a_thread_of_the_row_reaches_the_caller() -> None:
     """Nothing that goes wrong beside the caller is lost."""
     work = Work(gated=(0, 1))
-    work.errors |= {0: OSError(5, "nought"), 1: OSError(5, "one")}
-    runner = Runner(Row(9, work), threads=2)
+    runner = Runner(Row(2, work), threads=2)
     assert all(entered.wait(PATIENCE_S) for entered in work.entered.values())
     other = next(piece for piece, name in work.by.items() if name != "runner")
-    work.gates[other].set()
-    runner.join(0.05)
-    work.gates[1 - other].set()
+    work.errors[other] = OSError(5, "beside")
+    for gate in work.gates.values():
+        gate.set()
     assert runner.ended()
     assert runner.raised is work.errors[other]
 
