@@ -101,6 +101,7 @@ class Run:
 
     def background(self, state: Any) -> dict[str, Any]:
         """A save by the policy: what step() costs, and how long until it is committed."""
+        skipped: list[float] = []
         for _ in range(TRIES):
             state.advance()
             collect_garbage()
@@ -112,7 +113,9 @@ class Run:
                 committed = self._committed(step)
                 durable_s = time.perf_counter() - began
                 self._tidied()
-                return sample(committed, block_s=blocked - began, durable_s=durable_s)
+                result = sample(committed, block_s=blocked - began, durable_s=durable_s)
+                return {**result, "skipped_s": skipped}
+            skipped.append(blocked - began)
         raise NotSaved(f"no save began in {TRIES} steps")
 
     def urgent(self, state: Any) -> dict[str, Any]:
@@ -204,6 +207,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     return {
         **{key: [one[key] for one in samples] for key in ("block_s", "durable_s", "persist_s")},
         "sync_again_s": [one["sync_again_s"] for one in samples if "sync_again_s" in one],
+        "skipped_s": [took for one in samples for took in one.get("skipped_s", ())],
         "events": [one["event"] for one in samples],
         "state_bytes": state.size,
         "tensors": len(state.flat()),

@@ -118,6 +118,12 @@ def _cell(grid: Grid, cell: Cell) -> str:
     parts = [f"## {cell}", table(head, rows), _limits(limits)]
     failures = sorted(set(grid.restore_failures(cell)))
     parts += [f"A restore failed: {why}" for why in failures]
+    skipped = grid.background(cell).every("skipped_s")
+    if skipped:
+        parts.append(
+            f"hpc_ckpt skipped {len(skipped.samples)} snapshots that were due, because no buffer "
+            f"was ready; a step() that did so blocked {between(skipped)}."
+        )
     return "\n\n".join(parts)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from .. import __version__
+from .. import __version__, preflight
 from ..errors import Fenced
 from ..events import Event, EventLog
 from ..format.manifest import Manifest, ShardRecord
@@ -175,21 +175,27 @@ class Engine:
 
     # ── before the first save ─────────────────────────────────────────────────────────────
     def prepare(self, state: object, frozen: Collection[int] = ()) -> int:
-        """Plan the copy, and make the buffer in the background; returns its bytes.
+        """Plan the copy; returns the bytes of its buffer, which warm() makes.
 
         `frozen`: addresses of memory that no optimizer changes.
         """
         self.prepared = True
         self._steady.suggest(self._camera.leaves_at(state, frozen))
-        size = self._camera.plan(state, self._steady.expected)
+        return self._camera.plan(state, self._steady.expected)
+
+    def warm(self, size: int) -> None:
+        """Make the buffer in the background, so that the first save need not."""
         if size >= WORTH_WARMING:
             self._in_background(lambda: self._camera.warm(size))
-        return size
 
     def make_room(self) -> None:
-        """A save found no buffer: make the second one, if the memory for it is allowed."""
+        """A save found no buffer: make the second one, if there is memory for it."""
         if not self._warming and self._camera.can_grow:
-            self._in_background(self._camera.grow)
+            self._in_background(self._grow)
+
+    def _grow(self) -> None:
+        if preflight.check_memory(self._camera.held) is None:
+            self._camera.grow()
 
     def _in_background(self, work: Callable[[], None]) -> None:
         self._warming = True

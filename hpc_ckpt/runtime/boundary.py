@@ -110,6 +110,7 @@ class Boundary:
         size = parts.engine.prepare(parts.capture(place), parts.frozen())
         parts.room.check_memory(size)
         parts.room.check_storage(size)
+        parts.engine.warm(size)
 
     def _progress(self, place: Place) -> Progress:
         parts = self._parts
@@ -305,6 +306,8 @@ class Boundary:
         after all has the last word. Returns the seconds until it wants to look again.
         """
         parts, around = self._parts, self.surroundings()
+        if parts.triggers.reason_to_stop(around) is not None:
+            parts.engine.hurry()  # the final save has to wait for what is under way
         reason = parts.triggers.overdue(around)
         if reason is not None and not parts.ending.latched and self._is_settled(around):
             self._rescue(reason)

@@ -263,7 +263,7 @@ def test_steady_leaves_have_a_file_of_their_own(case: str) -> None:
         found = take(camera, program.state(), steady)
         assert reference(program.state(), steady) == found
         held = [list(layout.spans) for layout in found["layouts"]]
-        assert sorted(names) == sorted(sum(held, []))
+        assert sorted(names) == sorted(name for part in held for name in part)
         present = steady & set(names)
         assert [present] * bool(present) == [set(part) for part in held[1:]]
         assert (False, True)[: len(held)] == found["steady"]

@@ -21,7 +21,7 @@ MAY_IMPORT = {
               "parallel"},
     "state": {"errors", "format", "state"},
     "engine": {"state", "tiers", "format", "fsio", "errors", "events", "rundir", "lease",
-               "settings", "parallel", "units", "engine"},
+               "settings", "parallel", "units", "preflight", "engine"},
     "levels": GROUND_FLOOR | {"levels"},
     "chain": GROUND_FLOOR | {"levels", "chain"},
     "analysis": GROUND_FLOOR | {"analysis", "chain"},

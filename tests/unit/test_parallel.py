@@ -1,14 +1,19 @@
-"""A row of pieces: each is taken once, by whoever is there, and the first error ends it."""
+"""A row of pieces: each is taken once, by whoever is there, and the first error ends it.
+
+And work without garbage collection.
+"""
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import gc
 import threading
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
-from hpc_ckpt.parallel import Row
+from hpc_ckpt.parallel import Row, uncollected
 
 PATIENCE_S = 30.0
 """Only a broken row waits this long."""
@@ -185,3 +190,24 @@ def test_a_helper_is_not_told_of_errors() -> None:
     assert [0] == work.begun
     with pytest.raises(ValueError, match="mine"):
         row.run()
+
+
+# ── no garbage collection ─────────────────────────────────────────────────────────────────
+@pytest.fixture
+def _collector_as_before() -> Iterator[None]:
+    was_on = gc.isenabled()
+    yield
+    (gc.enable if was_on else gc.disable)()
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+@pytest.mark.usefixtures("_collector_as_before")
+def test_the_collector_is_off_inside_and_as_before_after(was_on: bool) -> None:
+    """Also when the work fails, and for a program that has switched it off for good."""
+    (gc.enable if was_on else gc.disable)()
+    with uncollected():
+        inside = gc.isenabled()
+    assert (False, was_on) == (inside, gc.isenabled())
+    with pytest.raises(ValueError, match="work"), uncollected():
+        raise ValueError("work")
+    assert was_on == gc.isenabled()
