@@ -28,6 +28,7 @@ from ..tiers.base import Committed, Tier
 from ..tiers.drain import Drainer
 from ..tiers.stack import Stack
 from ..tiers.writing import Pace
+from .pacing import BACKGROUND_RATE, Pacing
 from .persist import Pending, Worker, persist
 from .restore import Origin
 from .snapshot import SLOTS, Camera, Snapshot
@@ -37,10 +38,6 @@ from .times import SaveTimes
 
 log = logging.getLogger("hpc_ckpt")
 
-BACKGROUND_RATE = 300e6
-"""Bytes a second while training goes on: what two busy cores hardly notice (ADR 6)."""
-INTERVAL_SHARE = 0.5
-"""A paced persist is over after this part of the time between two saves."""
 NICE = 10
 WORTH_WARMING = 64 * 1024**2
 
@@ -119,7 +116,7 @@ class Engine:
         self.snapshot_step = step
         """Step of the last snapshot, or where this process began."""
         self.snapshot_s = clock()
-        self._interval_s: float | None = None
+        self._pacing = Pacing()
         self._orders: deque[_Order] = deque()
         self._failure: tuple[Pending, Exception] | None = None
         self._warming = False
@@ -229,7 +226,7 @@ class Engine:
             self._urgent.wait()
         pending = pending or Pending(about.reason)
         began, self.failed_at_s = self._clock(), None
-        self._interval_s = began - self.snapshot_s
+        self._pacing.interval_s = began - self.snapshot_s
         self.snapshot_step, self.snapshot_s = about.step, began
         pending.step = about.step
         self._publisher.events.emit(
@@ -250,7 +247,7 @@ class Engine:
             about=about,
             pending=pending,
             tier=self._tier(snapshot.size, urgent=urgent, within_s=within_s),
-            pace=self._pace(snapshot.size, urgent=urgent),
+            pace=self._pacing.pace(snapshot.size, urgent=urgent),
             began_s=began,
             stall_s=self._clock() - began,
         )
@@ -263,12 +260,6 @@ class Engine:
     def _tier(self, size: int, *, urgent: bool, within_s: float | None) -> Tier:
         stack = self._publisher.stack
         return stack.choose(size, within_s) if urgent else stack.first
-
-    def _pace(self, size: int, *, urgent: bool) -> Pace:
-        if urgent:
-            return Pace()
-        due = (self._interval_s or 0.0) * INTERVAL_SHARE
-        return Pace(max(BACKGROUND_RATE, size / due if due > 0 else 0.0))
 
     def hurry(self) -> None:
         """Somebody waits: what is under way goes on at full speed."""

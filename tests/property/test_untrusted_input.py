@@ -52,7 +52,7 @@ ROOM = 512 * 1024**2
 Record = dict[str, Any]
 
 fuzzed = settings(
-    max_examples=int(os.environ.get("HPC_CKPT_FUZZ", "120")),
+    max_examples=int(os.environ.get("HPC_CKPT_FUZZ", "250")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -85,12 +85,12 @@ class Watch:
             self.others.append((event, str(arguments[:1])))
 
 
-_watching: Watch | None = None
+WATCHING: list[Watch] = []
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if _watching is not None:
-        _watching.see(event, arguments)
+    for watch in WATCHING:
+        watch.see(event, arguments)
 
 
 sys.addaudithook(_hook)  # stays for the life of the process, and looks only while asked to
@@ -99,22 +99,22 @@ sys.addaudithook(_hook)  # stays for the life of the process, and looks only whi
 @contextlib.contextmanager
 def watched() -> Iterator[Watch]:
     """Within: little memory, and an eye on everything."""
-    global _watching
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     seen = Watch()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
-    _watching = seen
+    WATCHING.append(seen)
     try:
         yield seen
     finally:
-        _watching = None
+        WATCHING.clear()
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def is_named_tuple(event: tuple[str, str]) -> bool:
     """collections.namedtuple() evaluates text with the names of its fields in it: see below."""
-    return event[0] == "exec" or (event[0] == "compile" and "lambda _cls" in event[1])
+    name, what = event
+    return (name == "compile" and "lambda _cls" in what) or (name == "exec" and "<string>" in what)
 
 
 def is_time_zone(event: tuple[str, str]) -> bool:
@@ -273,10 +273,11 @@ NUMBERS = st.sampled_from(
 NAMES = st.sampled_from(
     ["", ".", "..", "../x", "../../../etc/passwd", "/etc/passwd", "/dev/zero", "a\0b", "a/b", "~",
      "\ud800", "rank-00000.safetensors", "rank-00001.safetensors", "rank-0.safetensors",
-     "rank-00000.1.safetensors", "../rank-00000.safetensors", "rank-\u0660\u0660\u0660\u0660\u0661.safetensors",
-     "MANIFEST.json", "PIN", "step-000000000-g00000001", "step-000000002-g00000001", "$tensor",
-     "__metadata__", "__class__", "__reduce__", "os.system", "float32", "qint8", "<f4", "|O", "<U99",
-     "cuda", "meta", "cpu", "coo", "csr", "Color", "RED", "x" * 3000]
+     "rank-00000.1.safetensors", "../rank-00000.safetensors",
+     "rank-\u0660\u0660\u0660\u0660\u0661.safetensors", "MANIFEST.json", "PIN", "$tensor",
+     "step-000000000-g00000001", "step-000000002-g00000001",
+     "__metadata__", "__class__", "__reduce__", "os.system", "float32", "qint8", "<f4", "|O",
+     "<U99", "cuda", "meta", "cpu", "coo", "csr", "Color", "RED", "x" * 3000]
 )  # fmt: skip
 DEEP = st.sampled_from([10, 100, 383, 385, 500, 900, 990, 5000]).flatmap(
     lambda depth: st.sampled_from(
@@ -438,7 +439,7 @@ def test_the_watch_sees(tmp_path: Path) -> None:
         eval("1 + 1")
         threading.Thread(target=(tmp_path / "x").read_bytes).start()
         with pytest.raises((OSError, MemoryError)):
-            bytearray(ROOM)
+            bytearray(2 * ROOM)
     assert 2 == seen.opened.count(str(tmp_path / "x"))
     with pytest.raises(AssertionError):
         harmless(seen, tmp_path / "elsewhere")
@@ -679,17 +680,11 @@ def as_link_to_itself(path: Path) -> None:
 
 
 def as_socket(path: Path) -> None:
-    with contextlib.chdir(path.parent) if hasattr(contextlib, "chdir") else _chdir(path.parent):
+    before = Path.cwd()
+    os.chdir(path.parent)  # the name of a socket is short
+    try:
         with socket.socket(socket.AF_UNIX) as one:
             one.bind(path.name)
-
-
-@contextlib.contextmanager
-def _chdir(place: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(place)
-    try:
-        yield
     finally:
         os.chdir(before)
 
@@ -759,44 +754,40 @@ TREES: dict[str, Callable[[Record], object]] = {
     "numpy-of-another-kind": lambda tree: tree["rng"]["numpy"].update(bit_generator="PCG64"),
     "torch-is-nothing": lambda tree: tree["rng"].update(torch=None),
 }
-PROGRAM = """
-import sys, random, numpy
-from hpc_ckpt import Checkpointer, HpcCkptError
-try:
-    with Checkpointer(sys.argv[1], value={"x": 1}) as ckpt:
-        random.random(), numpy.random.rand()
+
+
+def put_tree(edit: Callable[[Record], object], root: Path) -> None:
+    """Save once, and put another tree into the checkpoint."""
+    with Checkpointer(root, value={"x": 1}) as ckpt:
         ckpt.step()
-except HpcCkptError as error:
-    print("refused", error)
-"""
-
-
-def run_with(tree: Callable[[Record], object], root: Path) -> subprocess.CompletedProcess[str]:
-    """Save once, put another tree into the checkpoint, and start again."""
-    code = [sys.executable, "-c", PROGRAM, str(root)]
-    subprocess.run(code, check=True, capture_output=True, timeout=60)
     path = hpc_ckpt.latest(root)
     record = json.loads((path / MANIFEST_NAME).read_bytes())
     del record["digest"]
-    tree(record["tree"])
+    edit(record["tree"])
     (path / MANIFEST_NAME).write_bytes(signed(record))
-    return subprocess.run(code, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.xfail(
-    reason="defect: the parts of a tree are used before they are checked", strict=True
-)
+@pytest.mark.xfail(reason="defect: parts of a tree are used before they are checked", strict=True)
 @pytest.mark.parametrize("name", TREES)
 def test_a_tree_of_another_form_is_refused_by_a_run(tmp_path: Path, name: str) -> None:
     """It is passed over like any broken checkpoint; no KeyError meets the user."""
-    ended = run_with(TREES[name], tmp_path / "run")
-    assert 0 == ended.returncode, ended.stderr
-    assert ended.stdout.startswith("refused")
+    put_tree(TREES[name], tmp_path / "run")
+    with pytest.raises(HpcCkptError), Checkpointer(tmp_path / "run", value={"x": 1}):
+        pass
 
 
 @pytest.mark.xfail(reason="defect: numpy does not check the position it is given", strict=True)
 def test_a_random_state_beyond_its_end_does_not_crash_a_run(tmp_path: Path) -> None:
     """numpy reads beyond its array from such a position: a crash, or somebody's memory."""
-    ended = run_with(lambda tree: tree["rng"]["numpy"]["state"].update(pos=10**9), tmp_path / "run")
-    assert 0 == ended.returncode, f"ended with {ended.returncode}: {ended.stderr[-300:]}"
-    assert ended.stdout.startswith("refused")
+    put_tree(lambda tree: tree["rng"]["numpy"]["state"].update(pos=10**9), tmp_path / "run")
+    code = (
+        "import sys, numpy\n"
+        "from hpc_ckpt import Checkpointer, HpcCkptError\n"
+        "try:\n"
+        "    Checkpointer(sys.argv[1], value={'x': 1}).__enter__()\n"
+        "except HpcCkptError:\n"
+        "    sys.exit(3)\n"
+        "numpy.random.rand()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    assert 3 == subprocess.run(command, capture_output=True, timeout=60).returncode

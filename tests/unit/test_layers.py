@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "hpc_ckpt"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 GROUND_FLOOR = {
     "errors", "events", "units", "fsio", "rundir", "lease", "settings", "resources", "testing",
-    "preflight", "parallel", "policy", "format", "tiers",
+    "preflight", "parallel", "cores", "policy", "format", "tiers",
 }  # fmt: skip
 RUNTIME_WING = {"state", "engine", "triggers", "runtime", "checkpointer", "integrations"}
 CHAIN_WING = {"levels", "chain", "analysis", "cli"}
@@ -21,7 +21,7 @@ MAY_IMPORT = {
               "parallel"},
     "state": {"errors", "format", "state"},
     "engine": {"state", "tiers", "format", "fsio", "errors", "events", "rundir", "lease",
-               "settings", "parallel", "units", "preflight", "engine"},
+               "settings", "parallel", "cores", "units", "preflight", "engine"},
     "levels": GROUND_FLOOR | {"levels"},
     "chain": GROUND_FLOOR | {"levels", "chain"},
     "analysis": GROUND_FLOOR | {"analysis", "chain"},
