@@ -170,14 +170,15 @@ def address(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
-def allocate(size: int) -> mmap.mmap:
+def allocate(size: int, *, inherited: bool = False) -> mmap.mmap:
     """Private page-aligned memory that reads as zero; in huge pages where the system has them.
 
-    Not inherited by forked children: without that, every page written after a data worker was
-    forked would exist twice.
+    Forked children do not have it unless it is to be inherited: every page of a buffer that is
+    written after a data worker was forked would exist twice.
     """
     memory = mmap.mmap(-1, max(round_up(size), PAGE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_DONTFORK)
+    if not inherited:
+        memory.madvise(mmap.MADV_DONTFORK)
     with contextlib.suppress(OSError, AttributeError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -133,7 +133,7 @@ def _memory_for(stored: StoredLeaf) -> memoryview:
     size, skip = stored.end - stored.start, stored.start % fsio.PAGE
     if size < _OWN_PAGES:
         return memoryview(bytearray(size))
-    return memoryview(fsio.allocate(skip + size))[skip : skip + size]
+    return memoryview(fsio.allocate(skip + size, inherited=True))[skip : skip + size]
 
 
 _OWN_PAGES = 1024**2

