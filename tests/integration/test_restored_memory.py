@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import hpc_ckpt
 import torch
+
+import hpc_ckpt
 from hpc_ckpt import Checkpointer
 
 LARGE = 3_000_000
