@@ -277,7 +277,7 @@ def _frozen(records: list[Record]) -> str:
                 name,
                 f"{written:.3f} GiB",
                 between(spread(save["persist_s"] for save in saves)),
-                between(spread(save["durable_s"] for save in saves)),
+                between(spread(save["whole_s"] for save in saves)),
             ]
         )
     return f"{title}\n\n" + table(["save", "written", "persist", "snapshot and persist"], rows)

@@ -265,6 +265,6 @@ def _frozen(records: list[Record]) -> list[Target]:
         ),
         Target("90 % frozen: persist time ÷ full save", AT_MOST, 0.2, seen=figure("persist_s")),
         Target(
-            "90 % frozen: snapshot and persist ÷ full save", AT_MOST, 0.2, seen=figure("durable_s")
+            "90 % frozen: snapshot and persist ÷ full save", AT_MOST, 0.2, seen=figure("whole_s")
         ),
     ]

@@ -51,11 +51,15 @@ class Event(str, Enum):
     ENDED = "ended"  # step, training_s, stall_s, complete, reason
 
 
+MOST_WAITING = 10_000
+"""Records kept while the file system takes none; of more the oldest are dropped."""
+
+
 class EventLog:
     """Appends records to one file; safe to share between threads.
 
-    A record that cannot be written is dropped: a full disk must not stop the training that
-    the record is about.
+    A record that cannot be written waits for the next one, up to a bound: a full disk must not
+    stop the training that the record is about.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -64,6 +68,8 @@ class EventLog:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._waiting: list[str] = []
+        self._torn = False
+        """The last line in the file was cut short."""
 
     def emit(self, event: Event, *, flush: bool = True, **fields: Any) -> None:
         """Add a record; with flush=False it is written together with the next flushed one."""
@@ -85,17 +91,29 @@ class EventLog:
         self.flush()
 
     def _write(self, lines: list[str]) -> None:
-        data = ("\n".join(lines) + "\n").encode()
-        try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        except OSError:
-            return
-        try:
-            os.write(descriptor, data)
-        except OSError:
-            return
-        finally:
-            os.close(descriptor)
+        """What the file system does not take waits for the next time."""
+        # After a line that was cut short the next one begins on a line of its own.
+        data = ("\n" * self._torn + "\n".join(lines) + "\n").encode()
+        written = _append(self.path, data)
+        self._torn = 0 < written < len(data) or (self._torn and written == 0)
+        if written < len(data):
+            left = lines[data[:written].count(b"\n") - (1 if data[:1] == b"\n" else 0) :]
+            with self._lock:
+                self._waiting = (left + self._waiting)[-MOST_WAITING:]
+
+
+def _append(path: Path, data: bytes) -> int:
+    """How many bytes were taken."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    except OSError:
+        return 0
+    try:
+        return os.write(descriptor, data)
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

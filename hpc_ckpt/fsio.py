@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import itertools
 import mmap
 import os
@@ -69,7 +70,7 @@ _MADV_POPULATE_WRITE = 23
 _TOUCH = 4 * 1024**2
 _observer: Callable[[str], None] | None = None
 _serial = itertools.count()
-_TEMPORARY = re.compile(r"\..+\.tmp-\d+-\d+-[0-9a-f]{8}")
+_TEMPORARY = re.compile(r"\..+\.tmp-(\d{1,18})-\d+-([0-9a-f]{8})[0-9a-f]{8}")
 
 
 def observe(callback: Callable[[str], None] | None) -> Callable[[str], None] | None:
@@ -110,15 +111,30 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600
 def sweep_temporaries(directory: str | os.PathLike[str], *, older_than_s: float = 60.0) -> None:
     """Delete what killed write_atomic() calls left in a directory; what resists stays.
 
-    No write takes so long: a younger file may be somebody's who is just about to rename it.
+    What a process of this boot left goes when it is dead; what may be another node's, when no
+    write takes so long: somebody may be just about to rename it.
     """
     for name in names_in(directory):
-        if _TEMPORARY.fullmatch(name) is None:
-            continue
+        found = _TEMPORARY.fullmatch(name)
         path = Path(directory) / name
         with contextlib.suppress(OSError):
-            if time.time() - path.lstat().st_mtime > older_than_s:
+            if found is not None and (
+                _is_dead(int(found[1]), found[2])
+                or time.time() - path.lstat().st_mtime > older_than_s
+            ):
                 path.unlink()
+
+
+def _is_dead(pid: int, boot: str) -> bool:
+    if boot != _boot():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _write_durably(path: Path, data: bytes, mode: int) -> None:
@@ -257,8 +273,18 @@ def make_directory(path: str | os.PathLike[str], *, mode: int = 0o700) -> None:
 
 
 def unique_suffix() -> str:
-    """A suffix no other process, thread or node uses."""
-    return f"{os.getpid()}-{next(_serial)}-{secrets.token_hex(4)}"
+    """A suffix no other process, thread or node uses: pid, serial number, boot and chance."""
+    return f"{os.getpid()}-{next(_serial)}-{_boot()}{secrets.token_hex(4)}"
+
+
+@functools.cache
+def _boot() -> str:
+    """Eight digits that tell this boot of this machine from others."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        text = ""
+    return (re.sub(r"[^0-9a-f]", "", text) + "0" * 8)[:8]
 
 
 def names_in(path: str | os.PathLike[str]) -> list[str]:

@@ -18,7 +18,6 @@ import os
 import re
 import socket
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -173,7 +172,7 @@ def alive_here(holder: Holder) -> bool | None:
 
 # ── taking ────────────────────────────────────────────────────────────────────────────────
 def _write_claim(rundir: RunDir, holder: Holder) -> Path:
-    claim = rundir.lease / f".claim-{holder.host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    claim = rundir.lease / f".claim.tmp-{fsio.unique_suffix()}"
     try:
         fsio.write_atomic(claim, (json.dumps(asdict(holder)) + "\n").encode())
     except OSError as error:

@@ -31,7 +31,7 @@ ENV_BACKEND = "HPC_CKPT_BACKEND"
 HURRY_AFTER_S = 2.0
 """A second notice line this much later than the first means hurry."""
 
-_KEY = re.compile(r"step-(\d{9,})-g(\d{8,})(?:-r([1-9]\d*))?")
+_KEY = re.compile(r"step-(\d{9,19})-g(\d{8,19})(?:-r([1-9]\d{0,18}))?")
 
 
 @dataclass(frozen=True, order=True)

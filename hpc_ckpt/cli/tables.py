@@ -150,6 +150,9 @@ def short(seconds: float) -> str:
 
 
 def _moment(unix_s: float) -> str:
-    moment = datetime.fromtimestamp(unix_s)
+    try:
+        moment = datetime.fromtimestamp(unix_s)
+    except (ValueError, OverflowError, OSError):  # beyond the calendar
+        return f"{unix_s:g}"
     recent = time.time() - unix_s < 86400
     return f"{moment:%H:%M:%S}" if recent else f"{moment:%Y-%m-%d %H:%M}"

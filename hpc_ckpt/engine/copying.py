@@ -44,15 +44,20 @@ class Copier:
             self._sorted = _Sorted(values, self._targets)
         kinds, lies_at = self._sorted, addresses or [address_of(value) for value in values]
         devices = [_DeviceCopy(device) for device in kinds.on_device]
-        for device in devices:
-            numbers = kinds.on_device[device.device]
-            device.begin([(self._targets[n], values[n]) for n in numbers])
-        self._copy_large(lies_at, kinds.large)
-        self._copy_small(lies_at, kinds.small)
-        for number in kinds.odd:
-            copy_into(self._targets[number], values[number])
-        for device in devices:
-            device.wait()
+        begun: list[_DeviceCopy] = []
+        try:
+            for device in devices:
+                numbers = kinds.on_device[device.device]
+                begun.append(device)
+                device.begin([(self._targets[n], values[n]) for n in numbers])
+            self._copy_large(lies_at, kinds.large)
+            self._copy_small(lies_at, kinds.small)
+            for number in kinds.odd:
+                copy_into(self._targets[number], values[number])
+        finally:
+            # Also after an error: the buffer is given back then, and the device writes into it.
+            for device in begun:
+                device.wait()
 
     def _copy_small(self, lies_at: Sequence[int], numbers: Sequence[int]) -> None:
         """Only addresses are remembered: nothing of the program's is kept alive by them."""
@@ -139,6 +144,8 @@ class _DeviceCopy:
         self._event = torch.Event(device=device)
 
     def begin(self, pairs: Sequence[tuple[memoryview, Any]]) -> None:
+        # Choosing a stream chooses its device too: both are put back.
+        index = self._accelerator.current_device_index()
         training = self._accelerator.current_stream(self.device)
         self._stream.wait_stream(training)
         self._accelerator.set_stream(self._stream)
@@ -150,6 +157,7 @@ class _DeviceCopy:
             self._event.record(self._stream)
         finally:
             self._accelerator.set_stream(training)
+            self._accelerator.set_device_index(index)
 
     def wait(self) -> None:
         self._event.synchronize()

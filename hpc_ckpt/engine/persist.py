@@ -38,7 +38,7 @@ def persist(
     steady = steady or Steady()
     with tier.stage(key) as staging:
         shards = tuple(
-            _write_or_refer(staging, layout, image, steady if expected else None, pace)
+            _write_or_refer(staging, layout, image, steady if expected else None, key, pace)
             for layout, image, expected in zip(
                 snapshot.layouts, snapshot.images, snapshot.steady, strict=True
             )
@@ -55,15 +55,24 @@ def _write_or_refer(
     layout: ImageLayout,
     image: memoryview,
     steady: Steady | None,
+    key: CheckpointKey,
     pace: Pace | None,
 ) -> ShardRecord:
     held = None if steady is None else steady.held(layout, image)
+    # A second save of the step that wrote it cannot refer to what may turn out to be itself.
+    if held is not None and not _is_older(held, key):
+        held = None
     if held is not None:
         try:
             staging.refer(held)
         except OSError:  # somebody removed it: written again
             held = None
     return staging.write_shard(layout, image, pace) if held is None else held
+
+
+def _is_older(held: ShardRecord, key: CheckpointKey) -> bool:
+    holder = CheckpointKey.parse(held.holder or "")
+    return holder is not None and (holder.generation, holder.step) < (key.generation, key.step)
 
 
 class Pending:

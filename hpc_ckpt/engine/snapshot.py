@@ -256,6 +256,7 @@ class Camera:
         addresses: list[int] | None,
         make_tree: Callable[[], Any],
     ) -> Snapshot:
+        self._stay_below_limit(slot, plan.total)
         copier = slot.prepare(plan, pinned=self.pinned)
         copier.copy(values, addresses)
         return Snapshot(
@@ -267,8 +268,29 @@ class Camera:
             release=lambda: _release(slot),
         )
 
+    def _stay_below_limit(self, slot: Slot, size: int) -> None:
+        """A state that has grown may leave no room for the other buffer."""
+        others = [one for one in self._slots if one is not slot and one.memory is not None]
+        held = sum(len(one.memory) for one in others if one.memory is not None)
+        if self._limit is None or held + size <= self._limit:
+            return
+        self._slots = [one for one in self._slots if one is slot or one.taken]
+        if len(self._slots) > 1:
+            raise MemoryError(
+                f"two snapshots need more than the {format_size(self._limit)} that "
+                "checkpoint.memory allows, and one is still being written"
+            )
+
     def _free(self) -> Slot | None:
-        return next((slot for slot in self._slots if not slot.taken), None)
+        return next((slot for slot in self._slots if not slot.taken and self._fits(slot)), None)
+
+    def _fits(self, slot: Slot) -> bool:
+        """Whether the slot may be as large as the plan asks for, beside one being written."""
+        if self._limit is None or self._plan is None:
+            return True
+        taken = (one.memory for one in self._slots if one is not slot and one.taken)
+        held = sum(len(memory) for memory in taken if memory is not None)
+        return held == 0 or held + self._plan.total <= self._limit
 
 
 def _release(slot: Slot) -> None:

@@ -58,7 +58,7 @@ class Steady:
             for name, (start, end) in layout.spans.items():
                 if changed & set(range(start // chunk, -(-end // chunk))):
                     self._refused.add(name)
-        self.expected -= self._refused
+        self.expected = frozenset(self.expected - self._refused)
 
     def committed(self, record: ShardRecord, holder: str) -> None:
         """A shard of steady leaves is durable; from now on it can be referred to."""
@@ -73,7 +73,7 @@ class Steady:
     def _expect(self, found: Mapping[str, int], total: int) -> None:
         fresh = {name: size for name, size in found.items() if name not in self._refused}
         if fresh and sum(fresh.values()) >= SHARE * total:
-            self.expected |= fresh.keys()
+            self.expected = frozenset({*self.expected, *fresh})
 
     def learn(self, snapshot: Snapshot, step: int) -> None:
         """Look at a few pages of each large leaf; equal at two steps makes it a candidate."""

@@ -31,7 +31,7 @@ ITEM_BITS = {
 }  # fmt: skip
 """Every dtype a shard may hold. What is not here is stored as U8 and named in the tree."""
 
-_FILE_NAME = re.compile(r"rank-(\d{5,})(?:\.([1-9]\d*))?\.safetensors")
+_FILE_NAME = re.compile(r"rank-(\d{5,18})(?:\.([1-9]\d{0,17}))?\.safetensors")
 _LENGTH_BYTES = 8
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 

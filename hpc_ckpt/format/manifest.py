@@ -32,7 +32,7 @@ MANIFEST_CAP = 1024**3
 _COUNT_CAP = 2**63 - 1
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _TAIL = re.compile(rb'"digest": "([0-9a-f]{32})"\n\}\n')
-_TAIL_BYTES = 47
+_TAIL_BYTES = TAIL_BYTES = 47
 _SHARD_KEYS = ("file", "size", "chunk", "digests")
 _HOLDER_KEY = "in"
 
@@ -149,7 +149,8 @@ class Manifest:
         _require(isinstance(self.reason, str), "reason", "must be text")
         _check_directory("parent", self.parent)
         _check_number("wall_time", self.wall_time)
-        _require(0 <= self.wall_time < math.inf, "wall_time", "must be finite and not negative")
+        finite = 0 <= _to_float("wall_time", self.wall_time) < math.inf
+        _require(finite, "wall_time", "must be finite and not negative")
         _check_texts("versions", self.versions)
         _check_texts("aliases", self.aliases)
         object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
@@ -310,14 +311,22 @@ def _checked_metrics(metrics: object) -> dict[str, float]:
         _require(isinstance(name, str), "metrics", "a name is not text")
         _check_number(f"metrics: {name}", value)
     # One NaN object for all: a manifest then equals what is read back from its bytes.
-    return {n: math.nan if value != value else _to_float(n, value) for n, value in metrics.items()}
+    return {
+        name: math.nan if value != value else _to_float(f"metrics: {name}", value)
+        for name, value in metrics.items()
+    }
 
 
 def _to_float(name: str, value: float) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise _field_error(f"metrics: {name}", "is too large for a float") from None
+        raise _field_error(name, "is too large for a float") from None
+
+
+def ends_like_a_manifest(tail: bytes) -> bool:
+    """Whether the last bytes of a file can be a manifest's; says nothing of the rest."""
+    return _TAIL.fullmatch(tail[-_TAIL_BYTES:]) is not None
 
 
 def _encode_float(value: float) -> float | str:

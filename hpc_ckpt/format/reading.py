@@ -26,7 +26,7 @@ THREADS = 2
 
 # O_NONBLOCK: a FIFO under a shard's name must not hang the reader before it is refused.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_DIRECTORY_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Broken(Exception):
@@ -59,10 +59,12 @@ def regular_file(directory: Path, name: str, missing: DefectKind) -> Iterator[in
 @contextmanager
 def shard_file(directory: Path, record: ShardRecord) -> Iterator[int]:
     """The shard in this checkpoint, or in the older one that holds it; its size is checked."""
-    holder = directory if record.holder is None else directory.parent / record.holder
-    missing = DefectKind.SHARD_MISSING
+    own, missing = record.holder is None, DefectKind.SHARD_MISSING
+    # The path that the caller gave may be a link; a name in a manifest may not lead elsewhere.
+    flags = _DIRECTORY_FLAGS if own else _DIRECTORY_FLAGS | os.O_NOFOLLOW
+    holder = directory if own else directory.parent / str(record.holder)
     with (
-        _opened(holder, record.place, missing, _DIRECTORY_FLAGS, None) as place,
+        _opened(holder, record.place, missing, flags, None) as place,
         _opened(record.file, record.place, missing, _OPEN_FLAGS, place) as descriptor,
     ):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -18,7 +18,13 @@ from ..errors import CorruptCheckpoint, HeaderError, ManifestError, NoCheckpoint
 from ..rundir import MANIFEST_NAME, CheckpointKey
 from .defects import Defect, DefectKind
 from .image import StoredLeaf, header_length, read_header
-from .manifest import MANIFEST_CAP, Manifest, ShardRecord
+from .manifest import (
+    MANIFEST_CAP,
+    TAIL_BYTES,
+    Manifest,
+    ShardRecord,
+    ends_like_a_manifest,
+)
 from .reading import Broken, Span, read_into, read_shard, regular_file, shard_file, spans_of
 
 __all__ = [
@@ -27,6 +33,7 @@ __all__ = [
     "DefectKind",
     "OpenCheckpoint",
     "Reader",
+    "manifest_bytes",
     "open_reader",
     "open_verified",
     "read_manifest",
@@ -217,7 +224,7 @@ def _rejected(directory: Path, defects: list[Defect]) -> CorruptCheckpoint | NoC
 def _load_manifest(directory: Path) -> Manifest:
     try:
         with regular_file(directory, MANIFEST_NAME, DefectKind.MANIFEST_MISSING) as descriptor:
-            data = _read_manifest_bytes(descriptor)
+            data = manifest_bytes(descriptor)
         return Manifest.from_bytes(data)
     except ManifestError as error:
         defect = error.defect
@@ -226,10 +233,14 @@ def _load_manifest(directory: Path) -> Manifest:
         raise Broken(defect.kind, defect.file, defect.detail) from None
 
 
-def _read_manifest_bytes(descriptor: int) -> bytes:
+def manifest_bytes(descriptor: int) -> bytes:
     size = os.fstat(descriptor).st_size
     if size > MANIFEST_CAP:
         detail = f"{size} bytes; no manifest is larger than {MANIFEST_CAP}"
+        raise Broken(DefectKind.MANIFEST_UNREADABLE, MANIFEST_NAME, detail)
+    # Before the rest is read: a file of nothing but holes must not become a gigabyte here.
+    if not ends_like_a_manifest(os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))):
+        detail = "does not end as a manifest ends; it was cut off or overwritten"
         raise Broken(DefectKind.MANIFEST_UNREADABLE, MANIFEST_NAME, detail)
     buffer = bytearray(size)
     filled = read_into(descriptor, memoryview(buffer), 0)

@@ -21,7 +21,7 @@ from ..engine import restore, snapshot
 from ..engine.engine import Engine, Publisher, one_line
 from ..engine.restore import Origin, Restored
 from ..engine.stepped import StepWatch
-from ..errors import LinkEnded
+from ..errors import CheckpointError, LinkEnded
 from ..events import Event
 from ..format.verify import Reader
 from ..parallel import uncollected
@@ -189,14 +189,16 @@ class Running:
         state = restore.state_of(
             checkpoint, like={"tracked": registry.templates()}, targets=targets
         )
+        step = _step_in(state, checkpoint)
         passed = registry.restore(state["tracked"], strict=strict, path=checkpoint.path)
         if passed:
             _warn(f"{checkpoint.path} does not fit the tracked objects: {'; '.join(passed)}")
-        self.data.load_state_dict(state["data"])
-        self.step = int(state["progress"]["step"])
-        # Last: whatever loads state may draw random numbers.
-        self._rng = state["rng"]
-        rng.restore(state["rng"])
+        with _refusing(checkpoint):
+            self.data.load_state_dict(state["data"])
+            self.step = step
+            # Last: whatever loads state may draw random numbers.
+            rng.restore(state["rng"])
+            self._rng = state["rng"]
 
     def rewind_rng(self) -> None:
         """What the program drew on its way back into its loop is taken back.
@@ -294,6 +296,26 @@ class Running:
             reason=self.ending.reason,
         )
         self.session.close()
+
+
+@contextmanager
+def _refusing(checkpoint: Reader) -> Iterator[None]:
+    """A tree of another form than ours is a broken checkpoint, whatever Python calls it."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path}: its tree does not hold what a run saves: {one_line(error)}"
+        ) from error
+
+
+def _step_in(state: Any, checkpoint: Reader) -> int:
+    """The step in a decoded state, once all of its parts are seen to be there."""
+    with _refusing(checkpoint):
+        parts = [state[name] for name in ("tracked", "rng", "data", "progress")]
+        if not all(isinstance(part, dict) for part in parts):
+            raise TypeError("its parts are not maps")
+        return int(state["progress"]["step"])
 
 
 def _warn(message: str) -> None:

@@ -77,7 +77,7 @@ def encode_scalar(value: np.generic, path: str) -> Node:
 
 def describe(dtype: np.dtype[Any], path: str) -> Node:
     """The dtype in JSON; refused unless reading it gives the same one."""
-    if dtype.hasobject or not getattr(type(dtype), "_legacy", True) or _has_metadata(dtype):
+    if dtype.hasobject or not getattr(type(dtype), "_legacy", True) or has_metadata(dtype):
         raise UnsupportedState(path, f"dtype {dtype!r} cannot be saved without pickle")
     try:
         descr = _listed(np.lib.format.dtype_to_descr(dtype))
@@ -90,12 +90,13 @@ def describe(dtype: np.dtype[Any], path: str) -> Node:
     return descr
 
 
-def _has_metadata(dtype: np.dtype[Any]) -> bool:
+def has_metadata(dtype: np.dtype[Any]) -> bool:
+    """Something is attached to it that equality does not see."""
     if dtype.metadata is not None:
         return True
     if dtype.subdtype is not None:
-        return _has_metadata(dtype.subdtype[0])
-    return any(_has_metadata(field[0]) for field in (dtype.fields or {}).values())
+        return has_metadata(dtype.subdtype[0])
+    return any(has_metadata(field[0]) for field in (dtype.fields or {}).values())
 
 
 def _listed(descr: Any) -> Node:

@@ -59,7 +59,7 @@ def _module_targets(module: torch.nn.Module, node: Node) -> Iterator[tuple[str, 
             raise _Doubt
         if fields.get("shape") != list(value.shape):
             raise _Doubt
-        if "tied" in fields or "order" in fields or key.startswith(itself):
+        if "tied" in fields or "order" in fields or modules.is_loaded_by_itself(key, itself):
             continue
         if value.nbytes and _is_plain_memory(value):
             yield fields["leaf"], memory_of(value)
@@ -83,6 +83,8 @@ def _metadata_node(state: Any) -> Node:
 def _check_optimizer(optimizer: Any, node: Node) -> None:
     groups = node.get("param_groups") if isinstance(node, dict) else None
     if not isinstance(groups, list) or len(groups) != len(optimizer.param_groups):
+        raise _Doubt
+    if not isinstance(node.get("state"), dict):
         raise _Doubt
     for old, new in zip(groups, optimizer.param_groups, strict=True):
         numbers = old.get("params") if isinstance(old, dict) else None

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+_EXTRA_STATE = "_extra_state"
+"""torch's name for what set_extra_state() takes."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -91,12 +94,19 @@ def _is_loaded(module: Module, saved: Any) -> bool:
     if any(part._load_state_dict_post_hooks for part in module.modules()):
         return False
     here = module.state_dict()
-    return not prefixes_that_load_themselves(module) and all(
+    itself = prefixes_that_load_themselves(module)
+    return all(
         isinstance(value, torch.Tensor)
+        and not is_loaded_by_itself(key, itself)
         and value.data_ptr() == here[key].data_ptr()
         and value.numel() > 0
         for key, value in saved.items()
     )
+
+
+def is_loaded_by_itself(key: str, itself: tuple[str, ...]) -> bool:
+    """Whether the module's own code takes the value; `itself` are the prefixes of such parts."""
+    return key.startswith(itself) or key.rpartition(".")[2] == _EXTRA_STATE
 
 
 def prefixes_that_load_themselves(module: Module) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,14 @@ import torch
 
 from ..format.manifest import TreeText, json_text
 from . import tensors, tree
+from .arrays import has_metadata
 from .leaves import Value
 from .plain import ENCODERS, Node, joined
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _METADATA = "_metadata"
+_KEYS = {str, int, bool, NoneType}
+"""Types whose equal values of equal type are the same."""
 
 
 class _NoOutline(Exception):
@@ -63,7 +67,7 @@ class Outline:
 
     def __init__(self, state: object) -> None:
         marks = _Marks()
-        self._form = marks.form(state, "")
+        self._form = marks.form(state, "", 0)
         encoded = tree.encode(marks.marked(state, self._form))
         if encoded.shares:
             raise _NoOutline
@@ -129,10 +133,11 @@ class _PlainForm(_Form):
     """Holds no leaf; encoded anew each time, for it is small and may be anything."""
 
     path: str
+    depth: int
 
     def match(self, value: Any, found: Match) -> bool:
         encoder = found.encoder
-        found.plains.append(encoder.value(value, self.path, 0))
+        found.plains.append(encoder.value(value, self.path, self.depth))
         return not encoder.book.leaves
 
 
@@ -140,11 +145,12 @@ class _PlainForm(_Form):
 class _MetadataForm(_Form):
     """torch's version numbers of a module's parts: many, and they hardly ever change."""
 
-    known: Any
+    known: str
     node: Node
 
     def match(self, value: Any, found: Match) -> bool:
-        if type(value) is not type(self.known) or value != self.known:
+        # As text: 1 and True are equal in Python, and so are dicts of another order.
+        if repr(value) != self.known or not _is_two_levels(value):
             return False
         found.plains.append(self.node)
         return True
@@ -167,7 +173,7 @@ class _MappingForm(_Form):
         for form, item in zip(self.items, value.values(), strict=True):
             if not form.match(item, found):
                 return False
-        return self.metadata is None or _match_metadata(self.metadata, value, found)
+        return _match_metadata(self.metadata, value, found)
 
 
 @dataclass(frozen=True)
@@ -188,12 +194,14 @@ class _LeavesForm(_Form):
             return False
         found.ids.append(id(value))
         found.values.extend(items)
-        return self.metadata is None or _match_metadata(self.metadata, value, found)
+        return _match_metadata(self.metadata, value, found)
 
 
-def _match_metadata(form: _Form, value: Any, found: Match) -> bool:
+def _match_metadata(form: _Form | None, value: Any, found: Match) -> bool:
     """Nothing but `_metadata` may be attached: anything else has to be refused by encode()."""
-    attributes = vars(value)
+    attributes = vars(value) if type(value) is OrderedDict else {}
+    if form is None:
+        return not attributes
     return len(attributes) == 1 and form.match(attributes.get(_METADATA), found)
 
 
@@ -205,7 +213,8 @@ class _SequenceForm(_Form):
     def match(self, value: Any, found: Match) -> bool:
         if type(value) is not self.kind or len(value) != len(self.items):
             return False
-        found.ids.append(id(value))
+        if self.kind is list:
+            found.ids.append(id(value))
         return all(form.match(item, found) for form, item in zip(self.items, value, strict=True))
 
 
@@ -218,37 +227,40 @@ class _Marks:
         self._secret = secrets.token_hex(8)
         self._seen: set[int] = set()
 
-    def form(self, value: Any, path: str) -> _Form:
+    def form(self, value: Any, path: str, depth: int) -> _Form:
         kind = type(value)
         if kind in ENCODERS:
-            return _PlainForm(path)
+            return _PlainForm(path, depth)
         if kind in _TENSORS and tensors.is_flat(value):
             return _LeafForm(kind)
         if kind is np.ndarray:
             return _LeafForm(kind)
         if kind in (dict, OrderedDict):
-            return self._mapping(value, path)
+            return self._mapping(value, path, depth)
         if kind in (list, tuple):
-            return self._sequence(value, path)
-        return _leafless(value, path)
+            return self._sequence(value, path, depth)
+        return _leafless(value, path, depth)
 
-    def _mapping(self, value: Mapping[Any, Any], path: str) -> _Form:
+    def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> _Form:
         self._once(value)
-        forms = tuple(self.form(item, joined(path, key)) for key, item in value.items())
+        forms = tuple(self.form(item, joined(path, key), depth + 1) for key, item in value.items())
         metadata = _metadata_form(value, path)
         if metadata is None and all(isinstance(form, _PlainForm) for form in forms):
-            return _PlainForm(path)
+            return _PlainForm(path, depth)
         keys, key_types = tuple(value), [*map(type, value)]
+        if not set(key_types) <= _KEYS:  # others may be equal and yet not the same
+            raise _NoOutline
         if forms and all(isinstance(form, _LeafForm) for form in forms):
             types = [*map(type, value.values())]
             return _LeavesForm(type(value), keys, key_types, types, metadata)
         return _MappingForm(type(value), keys, key_types, forms, metadata)
 
-    def _sequence(self, value: Any, path: str) -> _Form:
-        self._once(value)
-        forms = tuple(self.form(item, joined(path, n)) for n, item in enumerate(value))
+    def _sequence(self, value: Any, path: str, depth: int) -> _Form:
+        if type(value) is list:
+            self._once(value)
+        forms = tuple(self.form(item, joined(path, n), depth + 1) for n, item in enumerate(value))
         if all(isinstance(form, _PlainForm) for form in forms):
-            return _PlainForm(path)
+            return _PlainForm(path, depth)
         return _SequenceForm(type(value), forms)
 
     def _once(self, value: object) -> None:
@@ -284,25 +296,30 @@ def _metadata_form(value: Mapping[Any, Any], path: str) -> _Form | None:
     if set(attributes) != {_METADATA}:
         raise _NoOutline
     metadata, place = attributes[_METADATA], joined(path, _METADATA)
-    return _MetadataForm(_copied(metadata), _encoded_alone(metadata, place))
-
-
-def _copied(metadata: Any) -> Any:
-    """Two levels, which is all that torch's metadata has."""
-    if not isinstance(metadata, (dict, OrderedDict)):
+    if not _is_two_levels(metadata) or not all(map(_is_plain, metadata.values())):
         raise _NoOutline
-    items = ((key, dict(item) if type(item) is dict else item) for key, item in metadata.items())
-    return type(metadata)(items)
+    return _MetadataForm(repr(metadata), _encoded_alone(metadata, place, 0))
 
 
-def _leafless(value: Any, path: str) -> _Form:
-    _encoded_alone(value, path)
-    return _PlainForm(path)
+def _is_two_levels(metadata: Any) -> bool:
+    """As torch makes it: one dict for each part, none of them shared."""
+    if type(metadata) not in (dict, OrderedDict):
+        return False
+    return len({id(part) for part in metadata.values()}) == len(metadata)
 
 
-def _encoded_alone(value: Any, path: str) -> Node:
+def _is_plain(part: object) -> bool:
+    return type(part) is dict and all(type(item) in _KEYS for item in part.values())
+
+
+def _leafless(value: Any, path: str, depth: int) -> _Form:
+    _encoded_alone(value, path, depth)
+    return _PlainForm(path, depth)
+
+
+def _encoded_alone(value: Any, path: str, depth: int) -> Node:
     encoder = tree.Encoder()
-    node = encoder.value(value, path, 0)
+    node = encoder.value(value, path, depth)
     if encoder.book.leaves or encoder.shares:
         raise _NoOutline
     return node
@@ -356,6 +373,8 @@ class _Signature:
             [t.device for t in found] if torch.accelerator.is_available() else None,
             [t.is_conj() for t in found if t.dtype.is_complex],
             [(array.dtype, array.shape, array.strides) for array in arrays],
+            [has_metadata(array.dtype) for array in arrays],
+            pointers.count(0),  # a tensor without data, on the meta device, lies nowhere
             _ties(pointers),
             _ties(places),
         )

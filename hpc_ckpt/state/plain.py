@@ -28,6 +28,9 @@ _T = TypeVar("_T")
 PLAIN_INT_BITS = 1024
 """Longer integers are written in hex: Python limits the length of decimal text it converts."""
 
+MAX_DIMENSIONS = 64
+"""Of numpy, and of torch."""
+
 _HEX_INT = re.compile(r"-?0x[0-9a-f]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan, "-0x0.0p+0": -0.0}
@@ -99,6 +102,8 @@ def integer(node: Node, path: str) -> int:
 
 def shape_of(node: Node, path: str) -> tuple[int, ...]:
     shape = tuple(integers(node, path))
+    if len(shape) > MAX_DIMENSIONS:
+        raise broken(path, f"a shape of {len(shape)} dimensions; there are at most 64")
     if any(not 0 <= size < 2**63 for size in shape):
         raise broken(path, "a shape has sizes between 0 and 2^63")
     return shape

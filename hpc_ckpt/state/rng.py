@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
+_WORDS = 624
+"""Of the Mersenne twister."""
+
 HostState = tuple[Any, Any, torch.Tensor]
 """The three host courses in the form that is quickest to take and put back; not for storing."""
 
@@ -34,12 +37,19 @@ def capture() -> dict[str, Any]:
 
 def restore(state: Mapping[str, Any]) -> None:
     """Put back what capture() gave. Devices that are not here now, or were not then, are left."""
+    _check_numpy(state["numpy"])
     python = state["python"]
     words = tuple(np.asarray(python["words"]).tolist())
     random.setstate((python["version"], words, python["gauss"]))
     np.random.set_state(state["numpy"])
     torch.default_generator.set_state(_bytes(state["torch"]))
     _restore_devices(state["devices"])
+
+
+def _check_numpy(state: Any) -> None:
+    """numpy does not check the position, and would read beyond its words."""
+    if state["bit_generator"] != "MT19937" or not 0 <= state["state"]["pos"] <= _WORDS:
+        raise ValueError("not a state of numpy's generator")
 
 
 def host_state() -> HostState:

@@ -7,7 +7,7 @@ Private to this package: decode() in tree.py is the way in.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from enum import Enum, Flag
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from . import arrays, rebuild
 from .leaves import Read
 from .plain import DECODERS, Node, broken, bytes_from, integer, joined, record, sequence, text
+from .records import record_class
 
 MAX_DEPTH = 64
 """Containers within containers, on both ways; far from Python's own limit."""
@@ -113,7 +114,8 @@ class Decoder:
     def _define(self, body: Node, like: object, path: str, depth: int) -> object:
         fields = record(body, path, "id value")
         number, inner = integer(fields["id"], path), fields["value"]
-        if number in self._shared or type(inner) not in (list, dict) or "$shared" in inner:
+        again = type(inner) is dict and "$shared" in inner
+        if number in self._shared or type(inner) not in (list, dict) or again:
             raise broken(path, "a shared container has one definition")
         value: object = self.value(inner, like, path, depth)
         self._shared[number] = value
@@ -147,7 +149,7 @@ class Decoder:
             key_node, item = sequence(pair, path, 2)
             key = self._hashed(key_node, classes, path, depth)
             if key in found:
-                raise broken(path, f"the key {key!r} occurs twice")
+                raise broken(path, "a key occurs twice")
             found[key] = self.value(item, _at_key(like, key), joined(path, key), depth + 1)
         return found
 
@@ -155,7 +157,7 @@ class Decoder:
         value = self.value(node, classes, path, depth + 1)
         try:
             hash(value)
-        except TypeError:
+        except (TypeError, ValueError):  # numpy's spans of no unit raise the other one
             raise broken(path, f"{type(value).__name__} cannot be a key or member") from None
         return value
 
@@ -228,7 +230,7 @@ class Decoder:
         key = (name, *names)
         if key not in self._tuples:
             try:
-                self._tuples[key] = namedtuple(name, names)  # checks that they are identifiers
+                self._tuples[key] = record_class(name, names)
             except ValueError as error:
                 raise broken(path, f"not a namedtuple: {error}") from None
         return self._tuples[key]

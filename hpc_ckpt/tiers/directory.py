@@ -54,6 +54,7 @@ class DirectoryTier:
         self.chunk = chunk
         self._live: set[str] = set()
         self._lock = threading.Lock()
+        self._made = False
         self._referred: Counter[str] = Counter()
         """Names of checkpoints that something being written refers to."""
         self._summaries: dict[CheckpointKey, tuple[tuple[int, ...] | None, Summary]] = {}
@@ -106,6 +107,13 @@ class DirectoryTier:
     # ── writing ───────────────────────────────────────────────────────────────────────────
     def stage(self, key: CheckpointKey) -> DirectoryStaging:
         return DirectoryStaging(self, key)
+
+    def make(self) -> None:
+        """Make the directory, the first time. One that was there and is gone is not made again:
+        what is written where a file system should be mounted is lost when it comes back."""
+        if not self._made:
+            fsio.make_directory(self.path, mode=DIRECTORY_MODE)
+            self._made = True
 
     def pinned(self, key: CheckpointKey) -> bool:
         return (self.path_of(key) / PIN_NAME).exists()
@@ -186,7 +194,7 @@ class DirectoryStaging:
     def __enter__(self) -> DirectoryStaging:
         self._tier._live.add(self.path.name)
         try:
-            fsio.make_directory(self._tier.path, mode=DIRECTORY_MODE)
+            self._tier.make()
             self.path.mkdir(mode=DIRECTORY_MODE)
             self.path.chmod(DIRECTORY_MODE)
             fsio.reached("stage.created")

@@ -21,8 +21,9 @@ from .. import fsio
 from ..errors import CorruptCheckpoint, Fenced, ManifestError, NoCheckpoint
 from ..events import Event, EventLog
 from ..format.defects import DefectKind
-from ..format.manifest import MANIFEST_CAP, Manifest, ShardRecord
+from ..format.manifest import Manifest, ShardRecord
 from ..format.reading import Broken, read_into, regular_file, shard_file
+from ..format.verify import manifest_bytes
 from ..rundir import MANIFEST_NAME, CheckpointKey
 from .base import Committed, Tier
 from .directory import holds
@@ -101,12 +102,7 @@ def _read_manifest(directory: Path, key: CheckpointKey) -> tuple[bytes, Manifest
         _refusing(directory),
         regular_file(directory, MANIFEST_NAME, DefectKind.MANIFEST_MISSING) as descriptor,
     ):
-        size = os.fstat(descriptor).st_size
-        if size > MANIFEST_CAP:
-            detail = f"{size} bytes; no manifest is larger than {MANIFEST_CAP}"
-            raise Broken(DefectKind.MANIFEST_UNREADABLE, MANIFEST_NAME, detail)
-        buffer = bytearray(size)
-        data = bytes(buffer[: read_into(descriptor, memoryview(buffer), 0)])
+        data = manifest_bytes(descriptor)
         try:
             manifest = Manifest.from_bytes(data)
         except ManifestError as error:

@@ -126,8 +126,8 @@ class _ImageWrite:
                 if not fsio.lacks_direct(error):
                     raise
                 # Said only at the first write by file systems that take the flag at open.
-                self._direct = False
                 fsio.set_direct(self._descriptor, direct=False)
+                self._direct = False
             else:
                 return
         fsio.write_at(self._descriptor, view, start)

@@ -248,9 +248,6 @@ def test_random_deaths_lose_nothing_committed(server: Server, tmp_path: Path, nu
     assert len(chain.known) >= KILLS
 
 
-@pytest.mark.xfail(
-    reason="defect: what a death leaves of chain.json and of a claim is never swept", strict=True
-)
 def test_the_next_run_clears_up_outside_of_the_checkpoints_too(
     server: Server, tmp_path: Path
 ) -> None:

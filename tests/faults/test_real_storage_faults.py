@@ -67,11 +67,6 @@ REFUSING = {
     **dict.fromkeys(FORBIDDEN, ("unprivileged", FORBIDDEN)),
 }
 """Every fault that makes saves fail, with the child that meets it."""
-LOST = "defect: an event that cannot be written is dropped, not kept for later"
-REMADE = "defect: a directory that has gone is made anew, and what was in it is out of sight"
-KNOWN_LOST = dict.fromkeys(("read-only@root", "eio-write@root", "edquot-write@root"), LOST)
-KNOWN_REMADE = dict.fromkeys(MOVED, REMADE)
-
 FAILED = list(range(HEALTHY + 1, HEALTHY + FAILING + 1))
 LAST = 2 * HEALTHY + FAILING
 
@@ -131,17 +126,6 @@ def report_of(fault: str, kind: str, together: Iterable[str]) -> dict[str, Any]:
     return reports(kind, tuple(together))[fault]
 
 
-def cases(faults: Iterable[str], known: dict[str, str]) -> list[Any]:
-    """One case each; a known defect must fail, so that its mark goes when the defect does."""
-    return [
-        pytest.param(
-            fault,
-            marks=pytest.mark.xfail(reason=known[fault], strict=True) if fault in known else (),
-        )
-        for fault in faults
-    ]
-
-
 # ── what must be true ─────────────────────────────────────────────────────────────────────
 def check_failing(fault: str, words: str) -> None:
     """To the end of its steps; one warning for each failed save; nothing lost; saved again."""
@@ -158,37 +142,37 @@ def check_failing(fault: str, words: str) -> None:
     assert [] == report["left"]
 
 
-@pytest.mark.parametrize("fault", cases(TMPFS, {}))
+@pytest.mark.parametrize("fault", TMPFS)
 def test_a_file_system_that_refuses(fault: str) -> None:
     """ENOSPC for bytes and for inodes, EROFS: each from the kernel."""
     check_failing(fault, TMPFS[fault])
 
 
-@pytest.mark.parametrize("fault", cases(LOOP, {}))
+@pytest.mark.parametrize("fault", LOOP)
 def test_a_device_that_has_no_room_for_what_the_file_system_took(fault: str) -> None:
     """The bad news may come as late as fsync(2); what did not arrive is not committed."""
     check_failing(fault, LOOP[fault])
 
 
-@pytest.mark.parametrize("fault", cases(MOVED, KNOWN_REMADE))
+@pytest.mark.parametrize("fault", MOVED)
 def test_a_directory_that_vanishes_and_comes_back(fault: str) -> None:
     """As when a mount goes: whatever is written meanwhile to the bare place would be hidden."""
     check_failing(fault, MOVED[fault])
 
 
-@pytest.mark.parametrize("fault", cases(FORBIDDEN, {}))
+@pytest.mark.parametrize("fault", FORBIDDEN)
 def test_permission_taken_away_and_given_back(fault: str) -> None:
     """EACCES from the kernel, for a process that permissions bind."""
     check_failing(fault, FORBIDDEN[fault])
 
 
-@pytest.mark.parametrize("fault", cases(FUSE, {}))
+@pytest.mark.parametrize("fault", FUSE)
 def test_a_fuse_double_that_fails_in_one_system_call(fault: str) -> None:
     """EIO and EDQUOT through the kernel, made by a double: no device here fails on demand."""
     check_failing(fault, FUSE[fault])
 
 
-@pytest.mark.parametrize("fault", cases(REFUSING, KNOWN_LOST | KNOWN_REMADE))
+@pytest.mark.parametrize("fault", REFUSING)
 def test_one_event_for_each_failed_save(fault: str) -> None:
     """Also where the events lie on the same bad storage: they are written when it is healed."""
     report = report_of(fault, *REFUSING[fault])
@@ -197,7 +181,6 @@ def test_one_event_for_each_failed_save(fault: str) -> None:
     assert all(words in text for _, text in report["failed"])
 
 
-@pytest.mark.xfail(reason="defect: the rest of a short write is dropped", strict=True)
 def test_an_event_that_was_cut_short_does_not_spoil_the_next(tmp_path: Path) -> None:
     """A file system that fills up takes a part of a line; the line after it must be readable."""
     code = (

@@ -237,7 +237,6 @@ def test_weights_that_happen_not_to_change_are_found(root: Path, tier: Directory
     assert_same(program.state(), Program(seed=3, optimizer=two_groups).run(root, 6).state())
 
 
-@pytest.mark.xfail(reason="defect: two groups have one tuple of betas, so no leaf is set apart")
 def test_two_groups_of_parameters_are_no_obstacle(root: Path, tier: DirectoryTier) -> None:
     """Decay for some weights and none for others is how most programs are written."""
 
@@ -289,10 +288,6 @@ def test_a_frozen_weight_that_changed_is_written_again(
     assert_same(program.state(), Program(seed=4).run(root, 6).state())
 
 
-@pytest.mark.xfail(
-    reason="defect: Steady.expected becomes a set that is changed in place, and the camera, which "
-    "has the same one, sees no change"
-)
 def test_a_weight_that_moves_again_is_not_guessed_at_again(root: Path, tier: DirectoryTier) -> None:
     """After it was wrong once it goes with the others: no more hashing for nothing."""
     program = Program()
@@ -461,13 +456,7 @@ def complete(root: Path, program: Program, saves: int) -> None:
     "saves",
     [
         0,
-        pytest.param(
-            1,
-            marks=pytest.mark.xfail(
-                reason="defect: a second save of the step that wrote the steady shard refers to "
-                "itself, and its manifest is refused: the run cannot be completed"
-            ),
-        ),
+        1,
     ],
 )
 def test_the_work_can_be_completed_at_the_step_of_the_first_save(

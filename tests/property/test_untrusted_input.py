@@ -468,8 +468,8 @@ def test_any_depth_of_nesting_is_refused(sample: Sample, where: str, bracket: st
         opening, closing = ("[", "]") if bracket == "list" else ('{"a":', "}")
         deep = Raw(opening * depth + "1" + closing * depth)
         content = signed({**sample.record, where: deep})
-        with pytest.raises(HpcCkptError):
-            Manifest.from_bytes(content)
+        with pytest.raises(HpcCkptError):  # a tree may be refused as late as by its decoder
+            decode(Manifest.from_bytes(content).tree, read_eight)
         header = headed({"a": {"dtype": "U8", "shape": deep, "data_offsets": [0, 0]}})
         with pytest.raises(HpcCkptError):
             read_header(header)
@@ -522,14 +522,33 @@ def test_a_time_beyond_all_calendars_does_not_stop_a_listing(
 
 
 # ── sizes nobody should believe ───────────────────────────────────────────────────────────
-@pytest.mark.parametrize("claim", [2**64 - 1, 2**63, 2**40, HEADER_CAP, HEADER_CAP + 4088, 0, 4087])
-def test_a_header_length_is_not_believed(sample: Sample, claim: int) -> None:
-    """Whatever the first eight bytes say, a small file costs little memory."""
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        (2**64 - 1, "the file has"),
+        (2**63, "the file has"),
+        (2**40, "the file has"),
+        (HEADER_CAP - 8, "the file has"),
+        (2 * PAGE, "not at a multiple of 4096"),
+        (0, "not at a multiple of 4096"),
+    ],
+)
+def test_a_header_length_is_not_believed(sample: Sample, claim: int, words: str) -> None:
+    """Whatever the first eight bytes say, it is compared with the file before it is read."""
     shard = claim.to_bytes(8, "little") + sample.shard[8:]
     with on_disk(signed(with_shard(sample.record, shard)), shard) as path, watched() as seen:
-        assert [DefectKind.SHARD_HEADER] == [defect.kind for defect in verify(path)]
+        (defect,) = verify(path)
         assert attempt(lambda: hpc_ckpt.load(path)) is None
     harmless(seen, path)
+    assert DefectKind.SHARD_HEADER == defect.kind
+    assert words in defect.detail
+
+
+def test_a_header_is_no_longer_than_the_cap() -> None:
+    """Not even in a file that is large enough for it."""
+    length = HEADER_CAP + PAGE - 8
+    with pytest.raises(HpcCkptError, match=f"more than {HEADER_CAP}"):
+        read_header(length.to_bytes(8, "little"), 2**40)
 
 
 @pytest.mark.parametrize(
@@ -668,6 +687,29 @@ def test_a_shared_list_may_hold_the_name_of_a_tag() -> None:
     """Not hostile at all: what encode() wrote must come back."""
     tree = [{"$shared": {"id": 0, "value": ["$shared"]}}, {"$ref": 0}]
     assert [["$shared"], ["$shared"]] == decode(tree, read_eight)
+
+
+# ── names that lead elsewhere ─────────────────────────────────────────────────────────────
+OUTSIDE = ("elsewhere", "../elsewhere", "../../etc/passwd", "/etc/passwd", "/dev/zero", "a\0b", "")
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("key", ["file", "in"])
+def test_a_name_that_leads_elsewhere_is_refused(sample: Sample, key: str, name: str) -> None:
+    """Before anything of that name is looked at, though a perfect shard lies there."""
+    record = copy.deepcopy(sample.record)
+    record["shards"][0][key] = name
+    with on_disk(signed(record), sample.shard) as path:
+        if key == "file":
+            (path.parent / "elsewhere").write_bytes(sample.shard)
+            (path / "elsewhere").write_bytes(sample.shard)
+        else:
+            (path.parent / "elsewhere").mkdir()
+            (path.parent / "elsewhere" / SHARD).write_bytes(sample.shard)
+        with watched() as seen:
+            assert [DefectKind.MANIFEST_FIELD] == [defect.kind for defect in verify(path)]
+            assert attempt(lambda: hpc_ckpt.load(path)) is None
+        assert {str(path / MANIFEST_NAME)} == set(seen.opened)
 
 
 # ── what is not a file ────────────────────────────────────────────────────────────────────

@@ -204,10 +204,11 @@ def test_a_stream_that_the_program_chose_is_waited_for_and_put_back(
         torch.arange(4.0).bfloat16(),
         torch.complex(torch.ones(3), torch.arange(3.0)).conj(),
         torch.complex(torch.ones(3), torch.arange(3.0)).conj().imag,
+        torch._neg_view(torch.arange(3.0)),
         torch.tensor(7),
         torch.tensor([True, False]),
     ],
-    ids=["strided", "bfloat16", "conjugated", "negated", "scalar", "flags"],
+    ids=["strided", "bfloat16", "conjugated", "negated", "negative", "scalar", "flags"],
 )
 def test_the_bytes_are_those_of_the_values_in_order(doubles: Torch, value: torch.Tensor) -> None:
     """Whatever form the tensor has in the device's memory."""
@@ -218,9 +219,6 @@ def test_the_bytes_are_those_of_the_values_in_order(doubles: Torch, value: torch
 
 
 # ── several devices ───────────────────────────────────────────────────────────────────────
-@pytest.mark.xfail(
-    reason="defect: set_stream() chooses the device too, and only the stream is put back"
-)
 def test_the_device_of_the_program_is_as_before(doubles: Torch) -> None:
     """A model on two devices: what the program makes next belongs where it would have gone."""
     accelerator = doubles.accelerator
@@ -269,7 +267,6 @@ def test_the_device_begins_first_and_is_waited_for_last(doubles: Torch, record: 
     assert all(mixed.there(number) for number in range(5))
 
 
-@pytest.mark.xfail(reason="defect: when a host copy fails, the device goes on into the buffer")
 def test_the_device_is_waited_for_when_a_host_copy_fails(
     doubles: Torch, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:

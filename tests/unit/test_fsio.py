@@ -207,13 +207,13 @@ def test_the_link_runner_can_import_it_without_site_packages() -> None:
 
 def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     """Only old files with the exact name of a temporary one; a young one may be in use."""
-    old, young = ".DONE.tmp-12-3-0123abcd", ".DONE.tmp-12-4-0123abcd"
+    old, young = ".DONE.tmp-12-3-0123abcd01234567", ".DONE.tmp-12-4-0123abcd01234567"
     others = [
         "DONE",
         ".DONE.tmp",
         ".tmp-g00000001-x",
-        "a.tmp-1-2-0123abcd",
-        ".b.tmp-1-2-0123abcdef",
+        "a.tmp-1-2-0123abcd01234567",
+        ".b.tmp-1-2-0123abcd0123456",
     ]
     for name in (old, young, *others):
         (tmp_path / name).write_text("x")
@@ -222,3 +222,15 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     fsio.sweep_temporaries(tmp_path)
     assert sorted([young, *others]) == fsio.names_in(tmp_path)
     fsio.sweep_temporaries(tmp_path / "not there")
+
+
+def test_what_a_dead_process_of_this_machine_left_goes_at_once(tmp_path: Path) -> None:
+    """Its own name says whose it was; the living keep theirs."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    serial, _, tail = fsio.unique_suffix().split("-", 1)[1].partition("-")
+    names = [f".DONE.tmp-{pid}-{serial}-{tail}" for pid in (dead.pid, os.getpid())]
+    for name in names:
+        (tmp_path / name).write_text("x")
+    fsio.sweep_temporaries(tmp_path)
+    assert [names[1]] == fsio.names_in(tmp_path)

@@ -365,13 +365,7 @@ class ExtraState(nn.Module):
     "extra",
     [
         {"n": 5},
-        pytest.param(
-            torch.arange(3.0),
-            marks=pytest.mark.xfail(
-                reason="defect: extra state that is the module's own tensor is filled in place "
-                "and set_extra_state() is not called"
-            ),
-        ),
+        torch.arange(3.0),
     ],
 )
 def test_extra_state_is_handed_over(tmp_path: Path, extra: Any) -> None:
@@ -495,7 +489,6 @@ class Impostor:
         """Nothing to load."""
 
 
-@pytest.mark.xfail(reason="defect: only an optimizer's groups are looked at, not its state")
 def test_nothing_is_changed_for_an_optimizer_without_state(tmp_path: Path) -> None:
     """What registry.restore() will refuse has to be in doubt before anything is read."""
     save(tmp_path, model=randomized(nn.Linear(4, 3), 1), optimizer=Impostor())

@@ -155,17 +155,18 @@ def test_what_is_under_way_is_waited_for_before_the_error_is_raised() -> None:
     assert [0, 1] == work.begun
 
 
-def test_an_error_in_a_thread_of_the_row_reaches_the_caller() -> None:
+@pytest.mark.parametrize("error", [OSError(5, "beside"), SystemExit(3)])
+def test_an_error_in_a_thread_of_the_row_reaches_the_caller(error: BaseException) -> None:
     """Nothing that goes wrong beside the caller is lost."""
     work = Work(gated=(0, 1))
     runner = Runner(Row(2, work), threads=2)
     assert all(entered.wait(PATIENCE_S) for entered in work.entered.values())
     other = next(piece for piece, name in work.by.items() if name != "runner")
-    work.errors[other] = OSError(5, "beside")
+    work.errors[other] = error
     for gate in work.gates.values():
         gate.set()
     assert runner.ended()
-    assert runner.raised is work.errors[other]
+    assert runner.raised is error
 
 
 def test_the_error_that_came_first_is_the_one_that_is_raised() -> None:

@@ -378,7 +378,6 @@ def test_what_is_not_a_regular_file_is_not_read(reader: Reader, number: int) -> 
     assert [(kind, SHARD)] == defects_of(lambda: open_reader(reader.path))
 
 
-@pytest.mark.xfail(reason="defect: the checkpoint's own directory may not be a link any more")
 def test_a_link_to_a_checkpoint_is_that_checkpoint(reader: Reader, tmp_path: Path) -> None:
     """`ln -s step-… best`: a path that the user gives is followed, as it was before."""
     (tmp_path / "best").symlink_to(reader.path)

@@ -203,7 +203,6 @@ def test_a_change_where_two_leaves_meet_is_both_s() -> None:
     assert frozenset() == steady.expected
 
 
-@pytest.mark.xfail(reason="defect: frozenset |= dict.keys() gives a set, changed in place later")
 def test_what_was_expected_is_not_changed_under_who_asked() -> None:
     """The camera compares what it was given with what it is given now."""
     steady, (layout, image) = Steady(), shard(leaf("w"))

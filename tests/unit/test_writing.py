@@ -221,10 +221,6 @@ def test_a_file_system_may_refuse_the_first_write(
     assert expected(image) == written(tmp_path / "x", image, Pace(1e18))
 
 
-@pytest.mark.xfail(
-    reason="defect: direct I/O counts as over before the descriptor is switched, and the other "
-    "thread's write fails for good"
-)
 def test_both_threads_may_be_refused(
     tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
