@@ -7,6 +7,7 @@ collections.namedtuple() compiles text with the names in it; these names come fr
 from __future__ import annotations
 
 import keyword
+import unicodedata
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -42,7 +43,8 @@ class Record(tuple[Any, ...]):
 def record_class(name: str, fields: Sequence[str]) -> type[Record]:
     """A class with these fields; ValueError for names that no namedtuple could have."""
     for one in (name, *fields):
-        if not one.isidentifier() or keyword.iskeyword(one):
+        plain = unicodedata.normalize("NFKC", one) == one  # as the compiler would have it
+        if not plain or not one.isidentifier() or keyword.iskeyword(one):
             raise ValueError(f"{one[:40]!r} is not an identifier")
     if any(field.startswith("_") for field in fields) or len(set(fields)) != len(fields):
         raise ValueError("fields are named once, and not with an underscore first")

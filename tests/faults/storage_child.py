@@ -63,7 +63,7 @@ class Fault:
 
     inflict: Callable[[], None]
     heal: Callable[[], None]
-    readable: Callable[[Path], Path] = lambda root: root
+    readable: Callable[[Path], Path | None] = lambda root: root
     """Where the run directory can be read while the fault lasts."""
 
 
@@ -149,7 +149,7 @@ def vanished(place: Path) -> Fault:
     return Fault(
         lambda: place.rename(away) and None,
         lambda: away.rename(place) and None,
-        lambda root: away if place == root else root,
+        lambda root: away if place == root else None,
     )
 
 
@@ -265,8 +265,12 @@ def failing(run: Run) -> None:
         if run.ckpt.global_step == HEALTHY:
             run.fault.inflict()
         if run.ckpt.global_step == HEALTHY + FAILING:
-            run.report.during = loaded(run.fault.readable(run.root))
+            readable = run.fault.readable(run.root)
+            if readable is not None:
+                run.report.during = loaded(readable)
             run.fault.heal()
+            if readable is None:  # nothing could be seen of it until now
+                run.report.during = loaded(run.root)
         run.step()
         run.settle()
 
@@ -280,7 +284,7 @@ def hung(run: Run) -> None:
     for _ in range(HUNG):
         run.step()
         time.sleep(0.01)
-    run.report.during = loaded(run.fault.readable(run.root))
+    run.report.during = loaded(run.fault.readable(run.root) or run.root)
     run.fault.heal()
     run.settle()
     for _ in range(HEALTHY):

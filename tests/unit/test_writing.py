@@ -460,12 +460,15 @@ def test_one_in_a_hurry_gets_a_second_thread(tmp_path: Path, kernel: Kernel) -> 
     """The writer's own write is stuck: what is left is written beside it, once."""
     pace, image = Pace(1.0), in_pages(6 * CHUNK)
     stuck, freed, done = threading.Event(), threading.Event(), threading.Event()
+    counted = threading.Event()
 
     def before(write: Write) -> None:
         if write.thread == "writer":
             stuck.set()
             assert freed.wait(PATIENCE_S)
-        elif len(kernel.writes) == 6:
+            return
+        assert counted.wait(PATIENCE_S)
+        if len(kernel.writes) == 6:
             done.set()
 
     kernel.before = before
@@ -473,6 +476,8 @@ def test_one_in_a_hurry_gets_a_second_thread(tmp_path: Path, kernel: Kernel) -> 
     assert stuck.wait(PATIENCE_S)
     pace.hurry()
     pace.hurry()
+    assert ["hpc-ckpt-hurry"] == [t.name for t in threading.enumerate() if "hurry" in t.name]
+    counted.set()
     assert done.wait(PATIENCE_S)
     freed.set()
     assert writer.ended()
