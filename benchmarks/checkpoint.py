@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class Plan:
 def main() -> None:
     options = _options()
     plan = _plan(options)
+    # Otherwise the process that is being measured would outlive this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     shutil.rmtree(options.scratch, ignore_errors=True)
     options.scratch.mkdir(parents=True)
     runner = Runner(options.scratch, options.patience)

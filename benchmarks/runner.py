@@ -50,14 +50,16 @@ class Runner:
         output, errors = directory.with_suffix(".json"), directory.with_suffix(".txt")
         record: dict[str, Any] = {**job, "load_before": os.getloadavg()[0]}
         began = time.monotonic()
+        process = self._start({**job, "directory": str(directory)}, output, errors)
         try:
-            why = self._wait(self._start({**job, "directory": str(directory)}, output, errors))
+            why = self._wait(process)
             record["took_s"] = round(time.monotonic() - began, 1)
             if why is None:
                 record["result"] = json.loads(output.read_text())
             else:
                 record["failed"] = why or _last_words(errors, directory)
         finally:
+            _end(process)
             output.unlink(missing_ok=True)
             errors.unlink(missing_ok=True)
         return record
@@ -86,7 +88,6 @@ class Runner:
                 _end(process)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_S)
-        _end(process)
         if process.returncode < 0 and not why:
             why = f"killed by {signal.Signals(-process.returncode).name}"
         return None if process.returncode == 0 else why

@@ -52,7 +52,7 @@ ROOM = 512 * 1024**2
 Record = dict[str, Any]
 
 fuzzed = settings(
-    max_examples=int(os.environ.get("HPC_CKPT_FUZZ", "250")),
+    max_examples=int(os.environ.get("HPC_CKPT_FUZZ", "100")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -111,12 +111,6 @@ def watched() -> Iterator[Watch]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def is_named_tuple(event: tuple[str, str]) -> bool:
-    """collections.namedtuple() evaluates text with the names of its fields in it: see below."""
-    name, what = event
-    return (name == "compile" and "lambda _cls" in what) or (name == "exec" and "<string>" in what)
-
-
 def is_time_zone(event: tuple[str, str]) -> bool:
     """zoneinfo looks for a zone it does not know in the package of that name."""
     return event[0] == "import" and "tzdata" in event[1]
@@ -124,7 +118,7 @@ def is_time_zone(event: tuple[str, str]) -> bool:
 
 def harmless(seen: Watch, checkpoint: Path | None) -> None:
     """Nothing was run, nothing changed, and nothing opened but files of checkpoints there."""
-    assert [] == [e for e in seen.others if not is_named_tuple(e) and not is_time_zone(e)]
+    assert [] == [event for event in seen.others if not is_time_zone(event)]
     assert [] == [name for name in seen.opened if not allowed(name, checkpoint)]
 
 
@@ -265,10 +259,12 @@ def on_disk(manifest: bytes, shard: bytes) -> Iterator[Path]:
 
 
 # ── mutations ─────────────────────────────────────────────────────────────────────────────
+LONG = "1" * 5000
+"""More digits than int() takes."""
 NUMBERS = st.sampled_from(
     [0, 1, -1, 2, 4095, 4096, 2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63),
      10**30, 0.5, 1e308, True, Raw("1e999"), Raw("NaN"), Raw("-Infinity"), Raw("-0"),
-     Raw("9" * 4000), Raw("9" * 5000)]
+     Raw("9" * 400), Raw("9" * 4000), Raw("9" * 5000)]
 )  # fmt: skip
 NAMES = st.sampled_from(
     ["", ".", "..", "../x", "../../../etc/passwd", "/etc/passwd", "/dev/zero", "a\0b", "a/b", "~",
@@ -277,7 +273,8 @@ NAMES = st.sampled_from(
      "rank-\u0660\u0660\u0660\u0660\u0661.safetensors", "MANIFEST.json", "PIN", "$tensor",
      "step-000000000-g00000001", "step-000000002-g00000001",
      "__metadata__", "__class__", "__reduce__", "os.system", "float32", "qint8", "<f4", "|O",
-     "<U99", "cuda", "meta", "cpu", "coo", "csr", "Color", "RED", "x" * 3000]
+     "<U99", "<m8", "cuda", "meta", "cpu", "coo", "csr", "Color", "RED", "x" * 3000,
+     f"rank-{LONG}.safetensors", f"step-{LONG}-g00000001", "\ufb01"]
 )  # fmt: skip
 DEEP = st.sampled_from([10, 100, 383, 385, 500, 900, 990, 5000]).flatmap(
     lambda depth: st.sampled_from(
@@ -285,7 +282,7 @@ DEEP = st.sampled_from([10, 100, 383, 385, 500, 900, 990, 5000]).flatmap(
     )
 )
 JUNK = st.recursive(
-    st.none() | NUMBERS | NAMES | DEEP | st.text(max_size=4),
+    st.none() | NUMBERS | NAMES | DEEP | st.text(max_size=4) | st.just([1] * 70),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=2),
     max_leaves=4,
 )
@@ -351,6 +348,7 @@ def test_a_mutated_manifest_is_read_or_refused(sample: Sample, data: st.DataObje
     harmless(seen, None)
     if isinstance(manifest, Manifest):
         assert "" == twice
+        assert manifest == Manifest.from_bytes(manifest.to_bytes())
         assert all(parse_shard_name(shard.file) is not None for shard in manifest.shards)
 
 
@@ -473,9 +471,6 @@ def test_any_depth_of_nesting_is_refused(sample: Sample, where: str, bracket: st
         header = headed({"a": {"dtype": "U8", "shape": deep, "data_offsets": [0, 0]}})
         with pytest.raises(HpcCkptError):
             read_header(header)
-
-
-LONG = "1" * 5000
 
 
 @pytest.mark.parametrize(
@@ -624,38 +619,25 @@ HOSTILE: dict[str, Any] = {
     "key-not-hashable": {"$dict": [[{"$dict": []}, 1]]},
     "key-twice": {"$dict": [[1, 1], [True, 2]]},
     "base64": {"$bytes": "!"},
+    "tensor-dimensions": {"$tensor": leaf(shape=[1] * 70 + [8])},
+    # Two names, and one after a compiler has normalised them.
+    "namedtuple-equal-names": {"$namedtuple": {"class": "A", "fields": ["fi", "\ufb01"],
+                                               "items": [1, 2]}},
+    "member-without-hash": {"$set": [{"$scalar": {"dtype": "<m8", "data": "AAAAAAAAAAA="}}]},
+    "key-twice-and-long": {"$dict": [[{"$int": "0x" + "f" * 10000}, 1],
+                                     [{"$int": "0x" + "f" * 10000}, 2]]},
 }  # fmt: skip
-LEAKS: dict[str, tuple[str, Any]] = {
-    "tensor-dimensions": ("ValueError of numpy", {"$tensor": leaf(shape=[1] * 70 + [8])}),
-    "namedtuple-equal-names": (
-        "SyntaxError of the text that namedtuple() compiles",
-        # Two names, and one after the compiler has normalised them.
-        {"$namedtuple": {"class": "A", "fields": ["fi", "\ufb01"], "items": [1, 2]}},
-    ),
-    "member-without-hash": (
-        "ValueError of hash()",
-        {"$set": [{"$scalar": {"dtype": "<m8", "data": "AAAAAAAAAAA="}}]},
-    ),
-    "key-twice-and-long": (
-        "ValueError of the message's own repr()",
-        {"$dict": [[{"$int": "0x" + "f" * 10000}, 1], [{"$int": "0x" + "f" * 10000}, 2]]},
-    ),
-}
 
 
 def read_eight(name: str) -> memoryview:
     return {"eight": memoryview(bytearray(b"\1" * 8))}[name]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*HOSTILE, *LEAKS],
-)
+@pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_node_is_refused(name: str) -> None:
     """By a CheckpointError that says where it stands; no other error, no warning, no memory."""
-    tree = HOSTILE[name] if name in HOSTILE else LEAKS[name][1]
     with watched() as seen, pytest.raises(CheckpointError, match="state tree of the checkpoint"):
-        decode({"a": [tree]}, read_eight)
+        decode({"a": [HOSTILE[name]]}, read_eight)
     harmless(seen, None)
 
 
