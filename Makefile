@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 VENV_BENCH := .venv-bench
 BENCH := $(VENV_BENCH)/bin
 STAMPS := .make
-SLURM_PACKAGES := slurmctld slurmd slurm-client munge gcc
+TEST_PACKAGES := slurmctld slurmd slurm-client munge gcc e2fsprogs util-linux
 CLUSTER := $(STAMPS)/slurm
 
 .PHONY: demo test soak check format packages slurm-up slurm-down bench bench-quick clean help
@@ -41,8 +41,8 @@ bench: $(STAMPS)/installed-bench  ## checkpoints beside their peers and the mach
 bench-quick: $(STAMPS)/installed-bench  ## the same in minutes: shows that it runs, not how fast
 	$(BENCH)/python -m benchmarks.checkpoint --quick
 
-packages:        ## Slurm from the system's packages (as root on Debian; else says what to install)
-	@PACKAGES="$(SLURM_PACKAGES)" bash tests/install-packages.sh
+packages:        ## Slurm and others from the system's packages (as root on Debian; else says what to install)
+	@PACKAGES="$(TEST_PACKAGES)" bash tests/install-packages.sh
 
 slurm-up: packages  ## a throw-away real Slurm to look around in
 	@$(PYTHON) slurm/devcluster/devcluster.py up $(CLUSTER)

@@ -282,7 +282,7 @@ DEEP = st.sampled_from([10, 100, 383, 385, 500, 900, 990, 5000]).flatmap(
     )
 )
 JUNK = st.recursive(
-    st.none() | NUMBERS | NAMES | DEEP | st.text(max_size=4) | st.just([1] * 70),
+    st.none() | NUMBERS | NAMES | DEEP | st.text(max_size=4) | st.builds(lambda: [1] * 70),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=2),
     max_leaves=4,
 )
