@@ -73,4 +73,4 @@ $(STAMPS)/installed-bench: $(VENV_BENCH)/bin/python pyproject.toml constraints.t
 
 clean:           ## remove what make made
 	-@$(PYTHON) slurm/devcluster/devcluster.py down $(CLUSTER) 2>/dev/null
-	rm -rf $(VENV) $(STAMPS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV_BENCH) $(STAMPS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -154,8 +154,9 @@ class _DeviceCopy:
                 source = value.detach().resolve_conj().resolve_neg().contiguous()
                 words = source.reshape(-1).view(torch.uint8)
                 torch.frombuffer(target, dtype=torch.uint8).copy_(words, non_blocking=True)
-            self._event.record(self._stream)
         finally:
+            # Behind what was begun, also if not all of it was: wait() has to wait for that.
+            self._event.record(self._stream)
             self._accelerator.set_stream(training)
             self._accelerator.set_device_index(index)
 

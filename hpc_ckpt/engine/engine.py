@@ -139,6 +139,12 @@ class Engine:
         return not self._warming and len(self._orders) < SLOTS and self._camera.ready
 
     @property
+    def why_not_ready(self) -> str:
+        if self._warming:
+            return "the buffer is being prepared"
+        return "no buffer is free: the last save is still under way"
+
+    @property
     def newest(self) -> CheckpointKey | None:
         """The newest checkpoint of this lineage: committed here, else the restored one."""
         return self._newest

@@ -62,7 +62,7 @@ def shard_file(directory: Path, record: ShardRecord) -> Iterator[int]:
     own, missing = record.holder is None, DefectKind.SHARD_MISSING
     # The path that the caller gave may be a link; a name in a manifest may not lead elsewhere.
     flags = _DIRECTORY_FLAGS if own else _DIRECTORY_FLAGS | os.O_NOFOLLOW
-    holder = directory if own else directory.parent / str(record.holder)
+    holder = directory if own else directory.resolve().parent / str(record.holder)
     with (
         _opened(holder, record.place, missing, flags, None) as place,
         _opened(record.file, record.place, missing, _OPEN_FLAGS, place) as descriptor,

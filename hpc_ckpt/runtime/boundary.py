@@ -96,7 +96,7 @@ class Boundary:
         elif not self._skipping:
             # Once per busy period: the next boundary asks again.
             self._skipping = True
-            reason = f"no buffer is free: the last save is still under way ({answer.reason})"
+            reason = f"{parts.engine.why_not_ready} ({answer.reason})"
             parts.session.events.emit(
                 Event.SAVE_SKIPPED, flush=False, step=place.step, reason=reason
             )

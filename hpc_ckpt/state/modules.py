@@ -41,6 +41,11 @@ def is_plain_module(value: object) -> bool:
     return kind.load_state_dict is Module.load_state_dict and kind.state_dict is Module.state_dict
 
 
+def has_state_hooks(module: Module) -> bool:
+    """Somebody makes something of the state on its way out."""
+    return any(part._state_dict_hooks or part._state_dict_pre_hooks for part in module.modules())
+
+
 def differences(module: Module, saved: Any, path: str) -> list[Difference]:
     if not isinstance(saved, dict) or not all(isinstance(key, str) for key in saved):
         return [Difference(path, "", "the checkpoint holds no module state under this name")]
@@ -94,10 +99,9 @@ def _is_loaded(module: Module, saved: Any) -> bool:
     if any(part._load_state_dict_post_hooks for part in module.modules()):
         return False
     here = module.state_dict()
-    itself = prefixes_that_load_themselves(module)
-    return all(
+    return not prefixes_that_load_themselves(module) and all(
         isinstance(value, torch.Tensor)
-        and not is_loaded_by_itself(key, itself)
+        and not is_loaded_by_itself(key, ())
         and value.data_ptr() == here[key].data_ptr()
         and value.numel() > 0
         for key, value in saved.items()

@@ -194,6 +194,8 @@ class _LeavesForm(_Form):
             return False
         found.ids.append(id(value))
         found.values.extend(items)
+        if self.kind is dict:
+            return True
         return _match_metadata(self.metadata, value, found)
 
 
@@ -352,6 +354,9 @@ class _Signature:
         self._arrays = [n for n, value in enumerate(values) if isinstance(value, np.ndarray)]
         self._known, _ = self._look(values)
 
+    def _only_tensors(self, values: list[Value]) -> list[Any]:
+        return [values[n] for n in self._tensors] if self._arrays else list(values)
+
     def addresses_if_fitting(self, values: list[Value]) -> list[int] | None:
         try:
             found, addresses = self._look(values)
@@ -361,7 +366,7 @@ class _Signature:
 
     def _look(self, values: list[Value]) -> tuple[tuple[object, ...], list[int]]:
         """What must stay the same, and where everything lies now."""
-        found: list[Any] = [values[n] for n in self._tensors] if self._arrays else list(values)
+        found = self._only_tensors(values)
         arrays: list[Any] = [values[n] for n in self._arrays]
         pointers = [t.data_ptr() for t in found]
         places = [array.__array_interface__["data"][0] for array in arrays]

@@ -9,7 +9,7 @@ back is fit.py's.
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..errors import RestoreMismatch, UnsupportedState
-from . import fit, inplace, tree
+from . import fit, inplace, modules, tree
 from .optimizers import optimizers_in
 from .plain import joined, kind_of
 
@@ -37,12 +37,13 @@ class Registry:
 
     def capture(self) -> dict[str, Any]:
         """The state now: references, valid until the program goes on."""
-        capture = _Capture()
+        capture = _Capture(_live_state_of)
         return {name: capture.state(value, name) for name, value in self.tracked.items()}
 
     def templates(self) -> dict[str, Any]:
         """What decode() takes as `like`: the classes, Parameters and devices of the program."""
-        return self.capture()
+        capture = _Capture(_state_of)
+        return {name: capture.state(value, name) for name, value in self.tracked.items()}
 
     def restore(
         self, saved: Mapping[str, Any], *, strict: bool = True, path: Path | None = None
@@ -69,8 +70,8 @@ class Registry:
 
     def frozen(self) -> set[int]:
         """Addresses of parameters that ask for no gradient and that no optimizer has."""
-        modules = (value for value in self.tracked.values() if isinstance(value, torch.nn.Module))
-        found = {p.data_ptr() for m in modules for p in m.parameters() if not p.requires_grad}
+        tracked = (value for value in self.tracked.values() if isinstance(value, torch.nn.Module))
+        found = {p.data_ptr() for m in tracked for p in m.parameters() if not p.requires_grad}
         groups = (group for optimizer in self.optimizers() for group in optimizer.param_groups)
         return found - {p.data_ptr() for group in groups for p in group["params"]}
 
@@ -94,13 +95,14 @@ class Registry:
 class _Capture:
     """One walk; a container seen twice gives one state, so that sharing is seen by encode()."""
 
-    def __init__(self) -> None:
+    def __init__(self, state_of: Callable[[Any, str], Any]) -> None:
+        self._state_of = state_of
         self._done: dict[int, Any] = {}
         self._open: set[int] = set()
 
     def state(self, value: Any, path: str) -> Any:
         if fit.is_stateful(value):
-            return self._once(value, path, _state_of)
+            return self._once(value, path, self._state_of)
         if type(value) in fit.MAPPINGS:
             return self._once(value, path, self._mapping)
         if isinstance(value, (list, tuple)):
@@ -132,6 +134,13 @@ class _Capture:
         if all(state is item for state, item in zip(states, value, strict=True)):
             return value
         return states if type(value) is list else tuple.__new__(type(value), states)
+
+
+def _live_state_of(value: Any, path: str) -> Any:
+    """The same with the module's own parameters: they are only read, and need not be detached."""
+    if modules.is_plain_module(value) and not modules.has_state_hooks(value):
+        return value.state_dict(keep_vars=True)
+    return _state_of(value, path)
 
 
 def _state_of(value: Any, path: str) -> Any:

@@ -34,7 +34,7 @@ from ..format.verify import (
 )
 from ..rundir import MANIFEST_NAME, CheckpointKey
 from .base import Committed, Summary, Tier
-from .writing import Pace, write_image
+from .writing import Pace, write_chunk, write_image
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
@@ -343,7 +343,7 @@ class DirectoryStaging:
                     detail = f"chunk {number} has {found}, the manifest says {expected}"
                     defect = Defect(DefectKind.CHUNK_DIGEST, record.file, detail)
                     raise CorruptCheckpoint(self.path, [defect])
-                direct = _write_chunk(descriptor, chunk, offset, direct=direct)
+                direct = write_chunk(descriptor, chunk, offset, direct=direct)
                 offset += len(chunk)
                 fsio.reached("drain.chunk")
             fsio.reached("drain.written")
@@ -375,22 +375,6 @@ class DirectoryStaging:
         if pinned:
             self._tier.pin(self._key)
         return Committed(self._key, path, _size_of(path, manifest))
-
-
-def _write_chunk(descriptor: int, chunk: memoryview, offset: int, *, direct: bool) -> bool:
-    """Whole pages directly, the rest of the file's last one not; whether direct still works."""
-    whole = len(chunk) // fsio.PAGE * fsio.PAGE if direct else 0
-    try:
-        fsio.write_at(descriptor, chunk[:whole], offset)
-    except OSError as error:
-        if not fsio.lacks_direct(error):
-            raise
-        whole = 0
-    if whole < len(chunk):
-        direct = False
-        fsio.set_direct(descriptor, direct=False)
-        fsio.write_at(descriptor, chunk[whole:], offset + whole)
-    return direct
 
 
 def holds(tier: Tier, manifest: Manifest) -> bool:

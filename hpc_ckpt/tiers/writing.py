@@ -134,6 +134,22 @@ class _ImageWrite:
         _start_writeback(self._descriptor, start, len(view))
 
 
+def write_chunk(descriptor: int, chunk: memoryview, offset: int, *, direct: bool) -> bool:
+    """Whole pages directly, the rest of the file's last one not; whether direct still works."""
+    whole = len(chunk) // fsio.PAGE * fsio.PAGE if direct else 0
+    try:
+        fsio.write_at(descriptor, chunk[:whole], offset)
+    except OSError as error:
+        if not fsio.lacks_direct(error):
+            raise
+        whole = 0
+    if whole < len(chunk):
+        direct = False
+        fsio.set_direct(descriptor, direct=False)
+        fsio.write_at(descriptor, chunk[whole:], offset + whole)
+    return direct
+
+
 def _whole_pages(image: memoryview) -> memoryview | None:
     """The image up to the end of its last page, if it begins at a page and that is its memory.
 

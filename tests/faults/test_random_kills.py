@@ -36,7 +36,7 @@ KILLS = 64
 ROUNDS = max(1, -(-int(os.environ.get("HPC_CKPT_SOAK", "0")) // KILLS))
 FIRST_SEED = int(os.environ.get("HPC_CKPT_SOAK_SEED", "1"))
 LEFTOVER = re.compile(r"\.(tmp|trash)-g\d{8}-.+")
-TEMPORARY = re.compile(r"\.tmp-\d+-\d+-[0-9a-f]{8}$")
+TEMPORARY = re.compile(r"\.tmp-\d+-\d+-[0-9a-f]{16}$")
 FOREIGN = ("notes.txt", "checkpoints/notes.txt", "checkpoints/.tmp-mine", "checkpoints/mine")
 """What somebody else put into the run directory; no name of it is one of ours."""
 ONCE = ("atomic.", "sweep.")

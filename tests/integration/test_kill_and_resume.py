@@ -211,7 +211,8 @@ def test_a_kill_at_any_point_of_a_save_changes_no_bit(
     trial: Callable[..., Trial], reference: tuple[dict[int, str], str], group: str
 ) -> None:
     """SIGKILL at every named point of write, commit, removal and sweep, in one chain."""
-    one = trial("--policy", "every 1 steps")
+    # Slow enough for a few saves: each process has to reach its fault before the last step.
+    one = trial("--policy", "every 1 steps", "--pause", "0.05")
     for fault in FAULTS[group]:
         ended = one.run(environ={"HPC_CKPT_FAULT": f"kill@{fault}"})
         assert (fault, -signal.SIGKILL) == (fault, ended.code), ended

@@ -319,9 +319,6 @@ def test_a_part_with_a_pre_hook_is_asked(tmp_path: Path) -> None:
     assert_same(values_of(saved), values_of(here))
 
 
-@pytest.mark.xfail(
-    reason="defect: a part that loads itself and has no values is not asked any more"
-)
 def test_a_part_without_values_is_asked_too(tmp_path: Path) -> None:
     """What its hook is for is its own affair."""
     save(tmp_path, model=module_of(nn.Linear(2, 3), nn.ReLU()))

@@ -451,7 +451,6 @@ def test_a_held_shard_is_read_where_it_lies(dependent: Path, path_of_bytes: str)
     assert (SHARD, HELD) == (own.place, held.place)
 
 
-@pytest.mark.xfail(reason="defect: the holder is looked for beside the link, not beside its target")
 def test_a_link_to_a_dependent_is_that_checkpoint(dependent: Path, tmp_path: Path) -> None:
     """What it refers to lies where the checkpoint itself lies."""
     (tmp_path / "best").symlink_to(dependent)
