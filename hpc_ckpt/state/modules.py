@@ -41,11 +41,6 @@ def is_plain_module(value: object) -> bool:
     return kind.load_state_dict is Module.load_state_dict and kind.state_dict is Module.state_dict
 
 
-def has_state_hooks(module: Module) -> bool:
-    """Somebody makes something of the state on its way out."""
-    return any(part._state_dict_hooks or part._state_dict_pre_hooks for part in module.modules())
-
-
 def differences(module: Module, saved: Any, path: str) -> list[Difference]:
     if not isinstance(saved, dict) or not all(isinstance(key, str) for key in saved):
         return [Difference(path, "", "the checkpoint holds no module state under this name")]

@@ -22,12 +22,13 @@ import torch
 
 from ..format.manifest import TreeText, json_text
 from . import tensors, tree
-from .arrays import has_metadata
 from .leaves import Value
 from .plain import ENCODERS, Node, joined
+from .signature import Signature
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _METADATA = "_metadata"
+_TEXT = {str}
 _KEYS = {str, int, bool, NoneType}
 """Types whose equal values of equal type are the same."""
 
@@ -82,7 +83,7 @@ class Outline:
         numbers = {name: number for number, name in enumerate(encoded.order)}
         self.stored = [numbers[leaf.name] for leaf in encoded.leaves]
         """For each leaf: which value of a match it is; the others are aliases."""
-        self._signature = _Signature(first.values)
+        self._signature = Signature(first.values)
 
     def match(self, state: object) -> Match | None:
         """What the state has, if it is of this form."""
@@ -199,6 +200,33 @@ class _LeavesForm(_Form):
         return _match_metadata(self.metadata, value, found)
 
 
+@dataclass(frozen=True)
+class _TableForm(_Form):
+    """A dict of dicts that all have the same keys and hold nothing but leaves of the same types:
+    what an optimizer keeps of each parameter."""
+
+    keys: tuple[Any, ...]
+    key_types: list[type]
+    row: _LeavesForm
+
+    def match(self, value: Any, found: Match) -> bool:
+        if type(value) is not dict or tuple(value) != self.keys:
+            return False
+        if [*map(type, value)] != self.key_types:
+            return False
+        rows, columns, ids, values = value.values(), self.row.keys, found.ids, found.values
+        if {*map(type, rows)} != {dict}:
+            return False
+        before = len(values)
+        ids.append(id(value))
+        for row in rows:
+            if tuple(row) != columns or {*map(type, row)} != _TEXT:
+                return False
+            values.extend(row.values())
+        ids.extend(map(id, rows))
+        return [*map(type, values[before:])] == self.row.types * len(self.keys)
+
+
 def _match_metadata(form: _Form | None, value: Any, found: Match) -> bool:
     """Nothing but `_metadata` may be attached: anything else has to be refused by encode()."""
     attributes = vars(value) if type(value) is OrderedDict else {}
@@ -255,7 +283,8 @@ class _Marks:
         if forms and all(isinstance(form, _LeafForm) for form in forms):
             types = [*map(type, value.values())]
             return _LeavesForm(type(value), keys, key_types, types, metadata)
-        return _MappingForm(type(value), keys, key_types, forms, metadata)
+        table = _table(keys, key_types, forms) if type(value) is dict else None
+        return table or _MappingForm(type(value), keys, key_types, forms, metadata)
 
     def _sequence(self, value: Any, path: str, depth: int) -> _Form:
         if type(value) is list:
@@ -281,6 +310,8 @@ class _Marks:
             pairs = zip(form.keys, value.values(), form.items, strict=True)
             copied = form.kind((key, self.marked(item, inner)) for key, item, inner in pairs)
             return self._with_metadata(copied, value, form.metadata)
+        if isinstance(form, _TableForm):
+            return {key: dict(row) for key, row in value.items()}
         if isinstance(form, _LeavesForm) and form.metadata is not None:
             return self._with_metadata(form.kind(value), value, form.metadata)
         return value
@@ -289,6 +320,18 @@ class _Marks:
         if form is not None:
             vars(copied)[_METADATA] = self.marked(vars(value)[_METADATA], form)
         return copied
+
+
+def _table(
+    keys: tuple[Any, ...], key_types: list[type], forms: tuple[_Form, ...]
+) -> _TableForm | None:
+    """None if the rows are not all alike, or have other names than text."""
+    first = forms[0] if forms else None
+    if not isinstance(first, _LeavesForm) or first.kind is not dict:
+        return None
+    if set(first.key_types) != _TEXT or any(form != first for form in forms):
+        return None
+    return _TableForm(keys, key_types, first)
 
 
 def _metadata_form(value: Mapping[Any, Any], path: str) -> _Form | None:
@@ -343,58 +386,3 @@ def _interleaved(fragments: list[str], texts: list[str]) -> Iterable[str]:
         yield fragment
         yield text
     yield fragments[-1]
-
-
-# ── the memory behind the leaves ──────────────────────────────────────────────────────────
-class _Signature:
-    """Dtype, shape, strides and ties of every value; where they lie may change."""
-
-    def __init__(self, values: list[Value]) -> None:
-        self._tensors = [n for n, value in enumerate(values) if isinstance(value, torch.Tensor)]
-        self._arrays = [n for n, value in enumerate(values) if isinstance(value, np.ndarray)]
-        self._known, _ = self._look(values)
-
-    def _only_tensors(self, values: list[Value]) -> list[Any]:
-        return [values[n] for n in self._tensors] if self._arrays else list(values)
-
-    def addresses_if_fitting(self, values: list[Value]) -> list[int] | None:
-        try:
-            found, addresses = self._look(values)
-        except (RuntimeError, NotImplementedError):  # sparse and the like have no strides
-            return None
-        return addresses if found == self._known else None
-
-    def _look(self, values: list[Value]) -> tuple[tuple[object, ...], list[int]]:
-        """What must stay the same, and where everything lies now."""
-        found = self._only_tensors(values)
-        arrays: list[Any] = [values[n] for n in self._arrays]
-        pointers = [t.data_ptr() for t in found]
-        places = [array.__array_interface__["data"][0] for array in arrays]
-        seen = (
-            [t.dtype for t in found],
-            [t.shape for t in found],
-            [t.stride() for t in found],
-            [t.is_neg() for t in found],
-            [t.device for t in found] if torch.accelerator.is_available() else None,
-            [t.is_conj() for t in found if t.dtype.is_complex],
-            [(array.dtype, array.shape, array.strides) for array in arrays],
-            [has_metadata(array.dtype) for array in arrays],
-            pointers.count(0),  # a tensor without data, on the meta device, lies nowhere
-            _ties(pointers),
-            _ties(places),
-        )
-        if not arrays:
-            return seen, pointers
-        addresses = [0] * len(values)
-        for numbers, known in ((self._tensors, pointers), (self._arrays, places)):
-            for number, address in zip(numbers, known, strict=True):
-                addresses[number] = address
-        return seen, addresses
-
-
-def _ties(pointers: list[int]) -> list[int] | None:
-    """Which of them lie at the same place; None if no two do."""
-    if len(set(pointers)) == len(pointers):
-        return None
-    first: dict[int, int] = {}
-    return [first.setdefault(pointer, number) for number, pointer in enumerate(pointers)]

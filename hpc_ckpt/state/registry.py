@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,10 @@ class _Capture:
 
 def _live_state_of(value: Any, path: str) -> Any:
     """The same with the module's own parameters: they are only read, and need not be detached."""
-    if modules.is_plain_module(value) and not modules.has_state_hooks(value):
-        return value.state_dict(keep_vars=True)
+    if modules.is_plain_module(value):
+        # A hook that changes what it is given in place may not do so to a parameter.
+        with suppress(Exception):
+            return value.state_dict(keep_vars=True)
     return _state_of(value, path)
 
 
