@@ -142,7 +142,10 @@ def _live_state_of(value: Any, path: str) -> Any:
     if modules.is_plain_module(value):
         # A hook that changes what it is given in place may not do so to a parameter.
         with suppress(Exception):
-            return value.state_dict(keep_vars=True)
+            state = value.state_dict(keep_vars=True)
+            # A parameter of another class is a plain tensor only once it is detached.
+            if {*map(type, state.values())} <= {torch.Tensor, torch.nn.Parameter}:
+                return state
     return _state_of(value, path)
 
 

@@ -490,6 +490,25 @@ def test_nothing_is_changed_before_a_mismatch_is_told(tmp_path: Path, case: str)
     assert rest == {name: str(here[name]) for name in rest}
 
 
+class Marked(nn.Parameter):
+    """A parameter of a class of its own, as quantizing libraries have them."""
+
+
+def test_a_parameter_of_another_class_is_saved_as_its_tensor(tmp_path: Path) -> None:
+    """state_dict() gives a plain tensor of it, and so it was saved before."""
+
+    def make() -> nn.Module:
+        module = nn.Linear(3, 2)
+        module.weight = Marked(torch.randn(2, 3))
+        return module
+
+    saved, here = make(), make()
+    save(tmp_path, model=saved)
+    restore(tmp_path, model=here)
+    assert_same(values_of(saved), values_of(here))
+    assert Marked is type(here.weight)
+
+
 class Impostor:
     """Has groups as an optimizer has, and no state."""
 

@@ -482,11 +482,21 @@ def compressed() -> torch.Tensor:
         return torch.eye(2).to_sparse_csr()
 
 
+def row(**changes: Any) -> dict[str, Any]:
+    return {"m": torch.ones(2), "v": torch.ones(3), **changes}
+
+
+def table(last: Any, key: Any = 1) -> dict[Any, Any]:
+    """As an optimizer keeps its state: rows that are all alike, and one that may not be."""
+    return {0: row(), key: last}
+
+
 ONE, GRID, LINE = torch.ones(2), torch.ones(2, 2), np.ones(2)
 TURN = torch.ones(2) * 1j
 SHARED: dict[str, Any] = {"w": torch.ones(2)}
 VOID: dict[str, Any] = {"w": torch.ones(0)}
 PAIR = (torch.ones(2), 1)
+ROW = row()
 PART = {"version": 1}
 NOON = datetime(2020, 1, 1, 12, tzinfo=timezone.utc)
 LATER = NOON.astimezone(timezone(timedelta(hours=1)))
@@ -566,6 +576,26 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     "an attribute beside metadata": (ordered({}), ordered({}, note=1)),
     "an attribute instead of metadata": (ordered({}), ordered(note={})),
     "sparse": ({"a": torch.eye(2)}, {"a": torch.eye(2).to_sparse()}),
+    "a row more": ({0: row()}, table(row())),
+    "a row less": (table(row()), {0: row()}),
+    "a row under True": (table(row()), table(row(), True)),
+    "a row under another key": (table(row()), table(row(), 2)),
+    "a row in another order": (table(row()), table(dict(reversed(row().items())))),
+    "a row with a key more": (table(row()), table(row(more=ONE))),
+    "a row with a key less": (table(row()), table({"m": ONE})),
+    "a row with another key": (table(row()), table({"m": ONE, "w": torch.ones(3)})),
+    "a row of another kind": (table(row()), table(OrderedDict(row()))),
+    "a row that is a list": (table(row()), table([ONE, torch.ones(3)])),
+    "a row that is a leaf": (table(row()), table(ONE)),
+    "a row with a number": (table(row()), table(row(v=1))),
+    "a row with an array": (table(row()), table(row(v=np.ones(3, "f4")))),
+    "a row with a Parameter": (table(row()), table(row(v=nn.Parameter(torch.ones(3))))),
+    "a row of another dtype": (table(row()), table(row(v=torch.ones(3).int()))),
+    "a row of another shape": (table(row()), table(row(v=torch.ones(2)))),
+    "a row with a tie": (table(row()), table(row(m=ONE, v=ONE))),
+    "a row shared": (table(row()), dict.fromkeys((0, 1), ROW)),
+    "a row shared whose leaves were tied": ({0: {**ROW}, 1: {**ROW}}, dict.fromkeys((0, 1), ROW)),
+    "a table of another kind": (table(row()), OrderedDict(table(row()))),
     "compressed": ({"a": torch.eye(2)}, {"a": compressed()}),
     "Tensor to Parameter": ({"a": torch.ones(2)}, {"a": nn.Parameter(torch.ones(2))}),
     "Parameter to Tensor": ({"a": nn.Parameter(ONE)}, {"a": torch.ones(2)}),
