@@ -15,7 +15,7 @@ import torch
 
 from .. import fsio
 from ..parallel import Row
-from ..state.leaves import Value, copy_into
+from ..state.leaves import Value, copy_into, view_at
 
 THREADS = 2
 """Training waits for the copy, so its cores are free."""
@@ -65,7 +65,7 @@ class Copier:
         for number in numbers:
             if lies_at[number] != known[number]:
                 known[number] = lies_at[number]
-                sources[number] = _view(lies_at[number], len(targets[number]))
+                sources[number] = view_at(lies_at[number], len(targets[number]))
             targets[number][:] = sources[number]
 
     def _copy_large(self, lies_at: Sequence[int], numbers: Sequence[int]) -> None:
@@ -116,10 +116,6 @@ def _is_plain(value: Value) -> bool:
     if isinstance(value, torch.Tensor):
         return value.is_contiguous() and not value.is_conj() and not value.is_neg()
     return bool(value.flags.c_contiguous)
-
-
-def _view(place: int, length: int) -> memoryview:
-    return memoryview((ctypes.c_ubyte * length).from_address(place)).cast("B")
 
 
 def address_of(value: Any) -> int:

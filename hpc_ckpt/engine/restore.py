@@ -19,6 +19,7 @@ from ..format.image import parse_shard_name
 from ..format.manifest import Manifest, ShardRecord
 from ..format.verify import Reader
 from ..rundir import CheckpointKey
+from ..state.inplace import memory_of
 from ..state.tree import decode
 from ..tiers.base import Tier
 from ..tiers.stack import Stack
@@ -122,16 +123,16 @@ def state_of(
     *,
     like: object = None,
     map_location: Any = None,
-    targets: Mapping[str, memoryview] | None = None,
+    targets: Mapping[str, torch.Tensor] | None = None,
 ) -> Any:
     """The state tree as it was saved, every byte checked; tensors own their memory.
 
     `like` is the program's present state of the same form, where there is one: it knows the
-    classes and devices that a checkpoint only names. Leaves in `targets` are read to where they
-    belong, and nowhere else.
+    classes and devices that a checkpoint only names. Leaves in `targets` are read into those
+    tensors, and nowhere else.
     """
-    places = checkpoint.memory(without=targets or ()) | dict(targets or {})
-    checkpoint.fill(places)
+    own = targets or {}
+    places = checkpoint.read({name: memory_of(tensor) for name, tensor in own.items()})
     aliases, tree = checkpoint.manifest.aliases, checkpoint.manifest.tree
     return decode(
         tree,
@@ -139,6 +140,7 @@ def state_of(
         like=like,
         map_location=map_location,
         copy=False,
+        own=own,
     )
 
 

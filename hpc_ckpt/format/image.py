@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import HeaderError, UnsupportedState
 
@@ -62,8 +62,7 @@ class ImageLayout:
     """Where each leaf lies in the file: [start, end)."""
 
 
-@dataclass(frozen=True)
-class StoredLeaf:
+class StoredLeaf(NamedTuple):
     """One leaf as a shard's header describes it; start and end are positions in the file."""
 
     dtype: str
@@ -241,14 +240,20 @@ def _parse(text: bytes) -> dict[str, Any]:
     if not (stripped.startswith(b"{") and stripped.endswith(b"}")):
         raise HeaderError("the header is not one JSON object padded with spaces")
     try:
-        record = json.loads(stripped.decode("utf-8"), object_pairs_hook=unique_keys)
+        decoded = stripped.decode("utf-8")
+        record = json.loads(decoded)
+        if _encode(record) != stripped:
+            record = json.loads(decoded, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise HeaderError(f"the header is not JSON: {error}") from None
     return dict(record)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json.loads: the object, or ValueError where a key comes twice."""
+    """For json.loads: the object, or ValueError where a key comes twice.
+
+    Slow. Text that equals what is written of its own content has no key twice.
+    """
     record: dict[str, Any] = {}
     for name, value in pairs:
         if name in record:
@@ -264,7 +269,7 @@ def _check_metadata(metadata: object) -> None:
 
 
 def _read_entry(name: str, entry: object, length: int, size: int) -> StoredLeaf:
-    if not isinstance(entry, dict) or set(entry) != _ENTRY_KEYS:
+    if not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
         raise HeaderError(f"leaf {name!r}: its entry must have exactly {sorted(_ENTRY_KEYS)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BITS:
@@ -280,7 +285,9 @@ def _read_entry(name: str, entry: object, length: int, size: int) -> StoredLeaf:
 
 
 def _are_counts(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    if type(value) is not list or (value and set(map(type, value)) != {int}):
+        return False
+    return not value or min(value) >= 0
 
 
 def _check_contiguous(ordered: list[tuple[str, StoredLeaf]], length: int, size: int) -> None:

@@ -42,6 +42,19 @@ def digest(data: bytes | bytearray | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+class Digester:
+    """The same of bytes that come one piece after the other."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+
+    def update(self, data: memoryview) -> None:
+        self._hash.update(data)
+
+    def text(self) -> str:
+        return self._hash.hexdigest()
+
+
 @dataclass(frozen=True)
 class ShardRecord:
     """What the manifest says of one shard file."""
@@ -243,14 +256,25 @@ def _check_digest(data: bytes) -> None:
 
 def _parse(data: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(
-            data.decode("ascii"), object_pairs_hook=unique_keys, parse_constant=_refuse_constant
-        )
+        text = data.decode("ascii")
+        record = json.loads(text, parse_constant=_refuse_constant)
+        if not _is_as_written(record, text):
+            record = json.loads(
+                text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant
+            )
     except (ValueError, RecursionError) as error:
         raise _error(DefectKind.MANIFEST_UNREADABLE, f"not JSON: {error}") from None
     if not isinstance(record, dict):
         raise _error(DefectKind.MANIFEST_UNREADABLE, "not a JSON object")
     return record
+
+
+def _is_as_written(record: Any, text: str) -> bool:
+    """Whether the text is this program's own for this content: then no key comes twice."""
+    if not isinstance(record, dict):
+        return False
+    written = "".join(_line(name, value) for name, value in record.items())
+    return text.replace('"\n}\n', '",\n') == "{\n" + written
 
 
 def _refuse_constant(name: str) -> None:

@@ -11,18 +11,22 @@ import bisect
 import os
 import stat
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .. import fsio
 from ..parallel import Row
 from .defects import Defect, DefectKind
-from .manifest import ShardRecord, digest
+from .image import StoredLeaf
+from .manifest import Digester, ShardRecord, digest
 
 THREADS = 2
 """One reads while the other compares: more gain nothing on any disk that was tried."""
+
+_PIECE = 1024**2
+_ARENA = 128 * 1024**2
 
 # O_NONBLOCK: a FIFO under a shard's name must not hang the reader before it is refused.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -37,8 +41,7 @@ class Broken(Exception):
         self.defect = Defect(kind, file, detail)
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Where a stretch of a file goes: bytes [start, end) of it into the target."""
 
     start: int
@@ -124,10 +127,10 @@ class _ShardRead:
         end = min(start + self._record.chunk, self._record.size)
         place = self._whole_target(start, end)
         view = self._own_buffer()[: end - start] if place is None else place
-        if self._read(view, start) != end - start:
+        found, expected = self._read(view, start), self._record.digests[number]
+        if found is None:
             detail = f"ended inside chunk {number} while it was being read"
             raise Broken(DefectKind.SHARD_SIZE, self._record.place, detail)
-        found, expected = digest(view), self._record.digests[number]
         if found != expected:
             detail = (
                 f"chunk {number} (bytes {start} to {end}) has {found}, the manifest says {expected}"
@@ -163,18 +166,31 @@ class _ShardRead:
                 span.target[low - span.start : high - span.start] = source
             index += 1
 
-    def _read(self, view: memoryview, offset: int) -> int:
+    def _read(self, view: memoryview, offset: int) -> str | None:
+        """The digest of what was read; None if the file ended before the view was full."""
         if not self._direct:
-            return read_into(self._descriptor, view, offset)
+            return _read_cached(self._descriptor, view, offset)
         whole = view if fsio.is_aligned(view) else self._own_buffer()[: fsio.round_up(len(view))]
         try:
-            return min(_read_direct(self._descriptor, whole, offset), len(view))
+            filled = _read_direct(self._descriptor, whole, offset)
+            return digest(view) if filled >= len(view) else None
         except OSError as error:
             if not fsio.lacks_direct(error):
                 raise
         # The other thread's next read may still fail this way and come here too.
         fsio.set_direct(self._descriptor, direct=False)
-        return read_into(self._descriptor, view, offset)
+        return _read_cached(self._descriptor, view, offset)
+
+
+def _read_cached(descriptor: int, view: memoryview, offset: int) -> str | None:
+    """In pieces that are still in the processor's cache when they are digested."""
+    digester = Digester()
+    for start in range(0, len(view), _PIECE):
+        piece = view[start : start + _PIECE]
+        if read_into(descriptor, piece, offset + start) < len(piece):
+            return None
+        digester.update(piece)
+    return digester.text()
 
 
 def _read_direct(descriptor: int, whole: memoryview, offset: int) -> int:
@@ -199,16 +215,48 @@ def read_into(descriptor: int, view: memoryview, offset: int) -> int:
     return filled
 
 
-def spans_of(
-    leaves: Mapping[str, tuple[int, int]], targets: Mapping[str, memoryview]
-) -> list[Span]:
-    """Spans for the leaves (where each lies in the file) that have a target of its size."""
+def arenas(
+    leaves: Iterable[tuple[str, StoredLeaf]],
+) -> tuple[dict[str, memoryview], list[Span]]:
+    """Memory for leaves given in file order, and the spans that fill it.
+
+    Leaves that follow each other in the file share pages, up to a limit: whole chunks can then
+    be read into place. Pages of theirs begin where the file's do, for direct I/O.
+    """
+    found: dict[str, memoryview] = {}
+    spans: list[Span] = []
+    for run in _runs(leaves):
+        start, end = run[0][1].start, run[-1][1].end
+        skip = start % fsio.PAGE
+        # Inherited: a data worker that is forked may look at what was restored.
+        memory = memoryview(fsio.allocate(skip + end - start, inherited=True))[skip:]
+        for name, leaf in run:
+            found[name] = memory[leaf.start - start : leaf.end - start]
+        if start < end:
+            spans.append(Span(start, end, memory[: end - start]))
+    return found, spans
+
+
+def _runs(leaves: Iterable[tuple[str, StoredLeaf]]) -> Iterator[list[tuple[str, StoredLeaf]]]:
+    run: list[tuple[str, StoredLeaf]] = []
+    for name, leaf in leaves:
+        if run and (leaf.start != run[-1][1].end or leaf.start - run[0][1].start >= _ARENA):
+            yield run
+            run = []
+        run.append((name, leaf))
+    if run:
+        yield run
+
+
+def spans_of(leaves: Mapping[str, StoredLeaf], targets: Mapping[str, memoryview]) -> list[Span]:
+    """Spans for the leaves, given in file order, that have a target; it must be of their size."""
     spans = []
-    for name, (start, end) in leaves.items():
+    for name, leaf in leaves.items():
         target = targets.get(name)
-        if target is None or start == end:
+        if target is None or leaf.start == leaf.end:
             continue
-        if target.nbytes != end - start:
-            raise ValueError(f"leaf {name!r}: {target.nbytes} bytes given for {end - start}")
-        spans.append(Span(start, end, target.cast("B")))
-    return sorted(spans, key=lambda span: span.start)
+        if target.nbytes != leaf.end - leaf.start:
+            size = leaf.end - leaf.start
+            raise ValueError(f"leaf {name!r}: {target.nbytes} bytes given for {size}")
+        spans.append(Span(leaf.start, leaf.end, target.cast("B")))
+    return spans

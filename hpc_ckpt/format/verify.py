@@ -8,7 +8,7 @@ each byte on the way. Neither writes, repairs or chooses between checkpoints.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,16 @@ from .manifest import (
     ShardRecord,
     ends_like_a_manifest,
 )
-from .reading import Broken, Span, read_into, read_shard, regular_file, shard_file, spans_of
+from .reading import (
+    Broken,
+    Span,
+    arenas,
+    read_into,
+    read_shard,
+    regular_file,
+    shard_file,
+    spans_of,
+)
 
 __all__ = [
     "PIN_NAME",
@@ -79,18 +88,25 @@ class Reader:
     raw: dict[str, bytes]
     """The bytes those headers were read from, by the shard's place."""
 
-    def memory(self, without: Collection[str] = ()) -> dict[str, memoryview]:
-        """Writable memory for every stored leaf, but for those named."""
-        return {
-            name: _memory_for(stored)
-            for leaves in self.headers.values()
-            for name, stored in leaves.items()
-            if name not in without
-        }
-
     def leaf_names(self, record: ShardRecord) -> frozenset[str]:
         """The leaves one shard holds."""
         return frozenset(self.headers[record.place])
+
+    def read(self, own: Mapping[str, memoryview] | None = None) -> dict[str, memoryview]:
+        """Every leaf: those in `own` into that memory, the others into new memory.
+
+        Every byte is checked on the way; raises as fill() does.
+        """
+        own = own or {}
+        places, spans = dict(own), {}
+        for place, leaves in self.headers.items():
+            fresh, filled = arenas((n, leaf) for n, leaf in leaves.items() if n not in own)
+            places |= fresh
+            spans[place] = sorted(
+                [*filled, *spans_of(leaves, own)], key=lambda span: (span.start, span.end)
+            )
+        self._fill(spans)
+        return places
 
     def fill(self, targets: Mapping[str, memoryview]) -> None:
         """Read and check every byte; put each leaf that has a target there.
@@ -98,19 +114,21 @@ class Reader:
         Raises CorruptCheckpoint with every defect found; the targets then hold nothing that may
         be used. NoCheckpoint: it went while it was being read.
         """
+        self._fill({place: spans_of(leaves, targets) for place, leaves in self.headers.items()})
+
+    def _fill(self, spans: Mapping[str, Sequence[Span]]) -> None:
         defects: list[Defect] = []
         for record in self.manifest.shards:
             try:
-                defects += self._fill_from(record, targets)
+                defects += self._fill_from(record, spans[record.place])
             except Broken as broken:
                 defects.append(broken.defect)
         if defects:
             raise _rejected(self.path, defects)
 
-    def _fill_from(self, record: ShardRecord, targets: Mapping[str, memoryview]) -> list[Defect]:
-        spans = {n: (s.start, s.end) for n, s in self.headers[record.place].items()}
+    def _fill_from(self, record: ShardRecord, spans: Sequence[Span]) -> list[Defect]:
         header = memoryview(bytearray(len(self.raw[record.place])))
-        wanted = [Span(0, len(header), header), *spans_of(spans, targets)]
+        wanted = [Span(0, len(header), header), *spans]
         with shard_file(self.path, record) as descriptor:
             defects = read_shard(descriptor, record, wanted)
         if not defects and header != self.raw[record.place]:
@@ -120,30 +138,14 @@ class Reader:
         return defects
 
     def load(self) -> OpenCheckpoint:
-        """Every leaf, in memory of its own."""
-        targets = self.memory()
-        self.fill(targets)
+        """Every leaf, in new memory."""
+        targets = self.read()
         leaves = {
             name: (stored, targets[name])
             for header in self.headers.values()
             for name, stored in header.items()
         }
         return OpenCheckpoint(self.path, self.manifest, leaves)
-
-
-def _memory_for(stored: StoredLeaf) -> memoryview:
-    """For one leaf: a bytearray, or if it is large pages of its own.
-
-    In them it lies as far from a page's beginning as in the file, so that direct I/O can read
-    it into place.
-    """
-    size, skip = stored.end - stored.start, stored.start % fsio.PAGE
-    if size < _OWN_PAGES:
-        return memoryview(bytearray(size))
-    return memoryview(fsio.allocate(skip + size, inherited=True))[skip : skip + size]
-
-
-_OWN_PAGES = 1024**2
 
 
 def verify(directory: Path) -> list[Defect]:
@@ -329,28 +331,30 @@ def _check_leaves(manifest: Manifest, headers: Headers) -> list[Defect]:
     return defects
 
 
-def _leaf_names(tree: Any) -> Iterator[str]:
-    """Names of the leaves a state tree refers to: the text under "leaf" in what a tag holds."""
+def _leaf_names(tree: Any) -> list[str]:
+    """Names of the leaves a state tree refers to: the text under "leaf" in what a tag holds.
+
+    Such a tag holds records of text and numbers: no other tag lies below it.
+    """
+    names: list[str] = []
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, dict):
-            waiting.extend(node.values())
-            if len(node) == 1 and next(iter(node)) in _LEAF_TAGS:
-                yield from _names_in(next(iter(node.values())))
-        elif isinstance(node, list):
-            waiting.extend(node)
+        if type(node) is dict and len(node) == 1 and not _LEAF_TAGS.isdisjoint(node):
+            names.extend(_names_in(*node.values()))
+            continue
+        inner = node.values() if type(node) is dict else node
+        waiting += [one for one in inner if type(one) is dict or type(one) is list]
+    return names
 
 
-_LEAF_TAGS = {"$tensor", "$array", "$sparse", "$quantized", "$generator"}
+_LEAF_TAGS = frozenset({"$tensor", "$array", "$sparse", "$quantized", "$generator"})
 
 
-def _names_in(fields: Any) -> Iterator[str]:
-    """The leaf a tag names, itself or in one of its parts."""
-    if not isinstance(fields, dict):
-        return
-    if isinstance(fields.get("leaf"), str):
-        yield fields["leaf"]
-    for part in fields.values():
-        if isinstance(part, dict) and isinstance(part.get("leaf"), str):
-            yield part["leaf"]
+def _names_in(fields: Any) -> list[str]:
+    """The leaf a tag names, itself or in its parts."""
+    if type(fields) is not dict:
+        return []
+    records = [fields] if "leaf" in fields else fields.values()
+    named = [one.get("leaf") for one in records if type(one) is dict]
+    return [name for name in named if type(name) is str]

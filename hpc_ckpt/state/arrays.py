@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -110,11 +111,11 @@ class ArrayReader:
     def __init__(self, read: Read, copy: bool) -> None:
         self._read = read
         self._copy = copy
-        self._seen: dict[str, Array] = {}
+        self._seen: dict[Hashable, Array] = {}
 
     def array(self, node: Node, path: str) -> Array:
         fields = record(node, path, "leaf dtype shape", "tied order")
-        key = identity_of_leaf(fields)
+        key = identity_of_leaf({**fields, "dtype": repr(fields["dtype"])}, path)
         if key not in self._seen:
             self._seen[key] = self._rebuilt(fields, path)
         return self._seen[key]

@@ -139,9 +139,10 @@ def _load_stateful(current: Any, saved: Any, path: str, faults: list[str]) -> No
     try:
         if modules.is_plain_module(current):
             modules.load(current, saved, path)
-        elif not _compare_stateful(current, saved, path):
+        elif optimizers.unwrapped(current) is None:
             current.load_state_dict(saved)
-            optimizers.reinstate(optimizers.unwrapped(current), saved)
+        elif not _compare_stateful(current, saved, path):
+            optimizers.load(current, saved)
     except Exception as error:  # noqa: BLE001 - the object's own code; its fault is reported whole
         faults.append(f"{path}: load_state_dict() raised {type(error).__name__}: {error}")
 

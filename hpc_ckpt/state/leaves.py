@@ -8,6 +8,7 @@ stall for seconds beside a busy neighbour. What a leaf means is tensors.py's and
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from ..errors import CheckpointError
-from .plain import Node, broken, text
+from .plain import Node, broken, sequence, text
 
 RESERVED = "__metadata__"
 """Not a tensor name in a safetensors header."""
@@ -89,10 +90,17 @@ def leaf_bytes(read: Read, name: Node, path: str, nbytes: int) -> memoryview:
     return data.cast("B") if data.nbytes else memoryview(b"")
 
 
-def identity_of_leaf(fields: dict[str, Node]) -> str:
+def identity_of_leaf(fields: dict[str, Node], path: str) -> Hashable:
     """The same for one leaf's fields, which are the many."""
-    form = (fields["dtype"], fields["shape"], fields.get("device"), fields.get("order"))
-    return f"{fields.get('tied', fields['leaf'])!r} {form!r}"
+    name, order = fields.get("tied", fields["leaf"]), fields.get("order")
+    shape = tuple(sequence(fields["shape"], path))
+    order = tuple(order) if type(order) is list else order
+    key = (name, fields["dtype"], shape, fields.get("device"), order)
+    try:
+        hash(key)
+    except TypeError:  # not repr(): what lies in there may be nested without an end
+        raise broken(path, "the fields of a leaf are text and lists of numbers") from None
+    return key
 
 
 def identity(node: Node) -> str:
@@ -107,6 +115,11 @@ def _without_alias(node: Node) -> Node:
     if "tied" in fields:
         fields["leaf"] = fields.pop("tied")
     return fields
+
+
+def view_at(place: int, length: int) -> memoryview:
+    """Memory by its address; keeps nothing alive."""
+    return memoryview((ctypes.c_ubyte * length).from_address(place)).cast("B")
 
 
 def copy_into(target: memoryview, value: Value) -> None:

@@ -45,6 +45,8 @@ def differences(module: Module, saved: Any, path: str) -> list[Difference]:
     if not isinstance(saved, dict) or not all(isinstance(key, str) for key in saved):
         return [Difference(path, "", "the checkpoint holds no module state under this name")]
     here = module.state_dict()
+    if _is_loaded(module, saved, here):
+        return []
     itself = prefixes_that_load_themselves(module)
     found = [
         Difference(path, key, "not in the checkpoint")
@@ -77,6 +79,8 @@ def _compare(here: Any, saved: Any, path: str, key: str) -> list[Difference]:
 
 def load(module: Module, saved: Any, path: str) -> None:
     """Load what fits; strict in torch's sense if all of it does."""
+    if isinstance(saved, dict) and _is_loaded(module, saved, module.state_dict()):
+        return
     found = differences(module, saved, path)
     unfit = {item.key for item in found if not item.loadable}
     if "" in unfit:
@@ -84,28 +88,32 @@ def load(module: Module, saved: Any, path: str) -> None:
     fitting = OrderedDict((key, value) for key, value in saved.items() if key not in unfit)
     if hasattr(saved, "_metadata"):
         vars(fitting)["_metadata"] = saved._metadata
-    if not unfit and _is_loaded(module, fitting):
-        return
     module.load_state_dict(fitting, strict=not unfit)
 
 
-def _is_loaded(module: Module, saved: Any) -> bool:
+def _is_loaded(module: Module, saved: dict[str, Any], here: dict[str, Any]) -> bool:
     """Whether every value lies in the module's own memory already, and nobody asks to be told."""
+    if saved.keys() != here.keys() or not all(
+        isinstance(value, torch.Tensor)
+        and isinstance(here[key], torch.Tensor)
+        and value.data_ptr() == here[key].data_ptr() != 0
+        and value.shape == here[key].shape
+        and value.dtype == here[key].dtype
+        for key, value in saved.items()
+    ):
+        return False
     if any(part._load_state_dict_post_hooks for part in module.modules()):
         return False
-    here = module.state_dict()
-    return not prefixes_that_load_themselves(module) and all(
-        isinstance(value, torch.Tensor)
-        and not is_loaded_by_itself(key, ())
-        and value.data_ptr() == here[key].data_ptr()
-        and value.numel() > 0
-        for key, value in saved.items()
-    )
+    return not prefixes_that_load_themselves(module) and not any(map(_is_extra_state, saved))
 
 
 def is_loaded_by_itself(key: str, itself: tuple[str, ...]) -> bool:
     """Whether the module's own code takes the value; `itself` are the prefixes of such parts."""
-    return key.startswith(itself) or key.rpartition(".")[2] == _EXTRA_STATE
+    return key.startswith(itself) or _is_extra_state(key)
+
+
+def _is_extra_state(key: str) -> bool:
+    return key.rpartition(".")[2] == _EXTRA_STATE
 
 
 def prefixes_that_load_themselves(module: Module) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """torch optimizers among the tracked objects: finding them, and loading their state exactly.
 
 Optimizer.load_state_dict() casts floating state to the parameter's dtype (float32 moments of
-bfloat16 parameters lose half their bits) and rebuilds text as nonsense; reinstate() mends both.
+bfloat16 parameters lose half their bits) and rebuilds text as nonsense; load() mends both.
 """
 
 # SPDX-License-Identifier: MIT
@@ -84,13 +84,39 @@ def _parameters(group: Any) -> list[Any]:
     return parameters if isinstance(parameters, list) else []
 
 
-def reinstate(optimizer: Optimizer | None, saved: Any) -> None:
-    """After load_state_dict(saved): every saved value again, in its own dtype.
+def load(value: Any, saved: Any) -> None:
+    """load_state_dict(), and every saved value as it was; `value` is an optimizer or wraps one.
 
     An optimizer with a load_state_dict() of its own knows best and is left alone.
     """
-    if optimizer is None or _loads_itself(optimizer):
+    optimizer = unwrapped(value)
+    if optimizer is value and _is_loaded(optimizer, saved):
+        state = optimizer.state
+        optimizer.load_state_dict({**saved, "state": {}})
+        optimizer.state = state
         return
+    value.load_state_dict(saved)
+    if optimizer is not None and not _loads_itself(optimizer):
+        _reinstate(optimizer, saved)
+
+
+def _is_loaded(optimizer: Optimizer, saved: Any) -> bool:
+    """Whether its state is made of the saved tensors already, and nobody asks to be told."""
+    if _loads_itself(optimizer) or optimizer._optimizer_load_state_dict_pre_hooks:
+        return False
+    if optimizer._optimizer_load_state_dict_post_hooks or not saved["state"]:
+        return False
+    rows = optimizer.state_dict()["state"]
+    return rows.keys() == saved["state"].keys() and all(
+        isinstance(row, dict)
+        and row.keys() == rows[number].keys()
+        and all(value is rows[number][key] for key, value in row.items())
+        for number, row in saved["state"].items()
+    )
+
+
+def _reinstate(optimizer: Optimizer, saved: Any) -> None:
+    """After load_state_dict(saved): every saved value again, in its own dtype."""
     names = chain.from_iterable(_parameters(group) for group in saved["param_groups"])
     here = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for name, parameter in zip(names, here, strict=True):

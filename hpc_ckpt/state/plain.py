@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from functools import cache
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath
 from types import EllipsisType, NoneType
 from typing import Any, NoReturn, TypeVar
@@ -31,6 +32,7 @@ PLAIN_INT_BITS = 1024
 MAX_DIMENSIONS = 64
 """Of numpy, and of torch."""
 
+_INT = {int}
 _HEX_INT = re.compile(r"-?0x[0-9a-f]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan, "-0x0.0p+0": -0.0}
@@ -66,11 +68,18 @@ def record(node: Node, path: str, required: str, optional: str = "") -> dict[str
     """The node as an object with exactly these fields."""
     if type(node) is not dict:
         raise broken(path, f"an object was expected, not {type(node).__name__}")
-    missing = set(required.split()) - set(node)
-    unknown = set(node) - set(required.split()) - set(optional.split())
+    wanted = _words(required)
+    if node.keys() == wanted:
+        return node
+    missing, unknown = wanted - node.keys(), node.keys() - wanted - _words(optional)
     if missing or unknown:
         raise broken(path, f"fields missing: {sorted(missing)}; unknown: {sorted(unknown)}")
     return node
+
+
+@cache
+def _words(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
 def text(node: Node, path: str) -> str:
@@ -88,7 +97,10 @@ def sequence(node: Node, path: str, length: int | None = None) -> list[Node]:
 
 
 def integers(node: Node, path: str, length: int | None = None) -> list[int]:
-    return [integer(item, path) for item in sequence(node, path, length)]
+    items = sequence(node, path, length)
+    if set(map(type, items)) <= _INT:  # nearly always
+        return items
+    return [integer(item, path) for item in items]
 
 
 def integer(node: Node, path: str) -> int:
@@ -104,7 +116,7 @@ def shape_of(node: Node, path: str) -> tuple[int, ...]:
     shape = tuple(integers(node, path))
     if len(shape) > MAX_DIMENSIONS:
         raise broken(path, f"a shape of {len(shape)} dimensions; there are at most 64")
-    if any(not 0 <= size < 2**63 for size in shape):
+    if shape and not 0 <= min(shape) <= max(shape) < 2**63:
         raise broken(path, "a shape has sizes between 0 and 2^63")
     return shape
 

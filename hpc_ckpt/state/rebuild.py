@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -23,32 +23,44 @@ MapLocation = str | torch.device | None
 _T = TypeVar("_T")
 
 _QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
+_CPU = torch.device("cpu")
 _FIELDS, _OPTIONAL = "leaf dtype shape", "tied device order"
 
 
 class TensorReader:
     """Rebuilds tensors; tied leaves come back as one object."""
 
-    def __init__(self, read: Read, map_location: MapLocation, copy: bool) -> None:
+    def __init__(
+        self,
+        read: Read,
+        map_location: MapLocation,
+        copy: bool,
+        own: Mapping[str, torch.Tensor],
+    ) -> None:
         self._read = read
         self._everywhere = _chosen(map_location)
         self._copy = copy
-        self._seen: dict[str, torch.Tensor] = {}
+        self._own = own
+        self._seen: dict[Hashable, torch.Tensor] = {}
 
     def tensor(self, node: Node, path: str, like: object) -> torch.Tensor:
         fields = record(node, path, _FIELDS, _OPTIONAL)
+        own = self._own.get(text(fields["leaf"], path))
+        if own is not None:
+            return own
         return self._once(
-            identity_of_leaf(fields),
+            identity_of_leaf(fields, path),
             lambda: self._place(self._strided(fields, path), fields.get("device"), path, like),
         )
 
-    def _once(self, key: str, build: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _once(self, key: Hashable, build: Callable[[], torch.Tensor]) -> torch.Tensor:
         if key not in self._seen:
             self._seen[key] = build()
         return self._seen[key]
 
     def _place(self, value: torch.Tensor, saved: Node, path: str, like: object) -> torch.Tensor:
-        value = value.to(self._device(saved, path, like))
+        device = self._device(saved, path, like)
+        value = value if device is _CPU else value.to(device)
         if type(like) is not torch.nn.Parameter:
             return value
         differentiable = value.is_floating_point() or value.is_complex()
@@ -57,23 +69,21 @@ class TensorReader:
     def _device(self, saved: Node, path: str, like: object) -> torch.device:
         if self._everywhere is not None:
             return self._everywhere
-        if isinstance(like, torch.Tensor) and like.device.type != "meta":
-            return like.device
-        device = decode_device("cpu" if saved is None else saved, path)
-        return device if _available(device) else torch.device("cpu")
+        if isinstance(like, torch.Tensor) and not like.is_meta:
+            return _CPU if like.is_cpu else like.device
+        device = _CPU if saved is None else decode_device(saved, path)
+        return device if _available(device) else _CPU
 
     def _strided(self, fields: dict[str, Node], path: str) -> torch.Tensor:
         dtype = decode_dtype(fields["dtype"], path)
-        if name_of(dtype) in _QUANTIZED:
+        if fields["dtype"] in _QUANTIZED:
             raise broken(path, "a quantised tensor needs its own tag")
         shape = shape_of(fields["shape"], path)
         nbytes = math.prod(shape) * dtype.itemsize
         data = leaf_bytes(self._read, fields["leaf"], path, nbytes)
         odd = dtype is torch.complex32  # silence costs more than a small tensor
         if not self._copy and "order" not in fields and not data.readonly and nbytes:
-            return _built(
-                path, lambda: torch.frombuffer(data, dtype=dtype).reshape(shape), quietly=odd
-            )
+            return _built(path, lambda: _over(data, dtype, shape), quietly=odd)
         order = _checked_order(fields.get("order"), len(shape), path)
         value = _built(path, lambda: _empty(shape, dtype, order), quietly=odd)
         fill(value, data)
@@ -176,6 +186,11 @@ class TensorReader:
 def _generator(device: torch.device, state: torch.Tensor) -> torch.Generator:
     generator = torch.Generator(device if _available(device) else "cpu")
     return generator.set_state(state)
+
+
+def _over(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    flat = torch.frombuffer(data, dtype=dtype)
+    return flat if len(shape) == 1 else flat.view(shape)
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, order: list[int]) -> torch.Tensor:

@@ -65,8 +65,8 @@ class Registry:
             raise RestoreMismatch(path, faults)
         return differences + faults
 
-    def targets(self, saved: Any) -> dict[str, memoryview]:
-        """Where leaves of a state tree can be read to without a detour, by leaf name."""
+    def targets(self, saved: Any) -> dict[str, torch.Tensor]:
+        """Own tensors into which leaves of a state tree can be read, by leaf name."""
         return inplace.targets(self.tracked, saved.get("tracked") if isinstance(saved, dict) else 0)
 
     def frozen(self) -> set[int]:

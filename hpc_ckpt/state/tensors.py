@@ -17,6 +17,7 @@ DTYPES: dict[str, torch.dtype] = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype)
 }
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES.values()}
 _STORED = {
     "float64": "F64",
     "float32": "F32",
@@ -51,7 +52,7 @@ _LAYOUTS = {layout: name for name, (layout, _, _) in COMPRESSED.items()}
 
 
 def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 def is_flat(value: torch.Tensor) -> bool:

@@ -61,14 +61,16 @@ def decode(
     like: object = None,
     map_location: MapLocation = None,
     copy: bool = True,
+    own: Mapping[str, torch.Tensor] | None = None,
 ) -> object:
     """The state that encode() saw. Raises CheckpointError for any tree it did not write.
 
     `read` gives the bytes of a leaf, aliases resolved. `like` is the program's present state of
     the same form: it supplies enum and namedtuple classes, Parameters and devices. With
-    copy=False leaves use the memory `read` gave, where it is writable.
+    copy=False leaves use the memory `read` gave, where it is writable. `own`: tensors of the
+    program that hold the bytes of their leaf already, and have its form.
     """
-    return Decoder(read, map_location, copy).tree(tree, like)
+    return Decoder(read, map_location, copy, own or {}).tree(tree, like)
 
 
 class Encoder:

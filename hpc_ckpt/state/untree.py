@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, Flag
 from typing import Any
+
+import torch
 
 from . import arrays, rebuild
 from .leaves import Read
@@ -54,8 +56,14 @@ class _Classes:
 class Decoder:
     """One reading of one tree."""
 
-    def __init__(self, read: Read, map_location: rebuild.MapLocation, copy: bool) -> None:
-        self._tensors = rebuild.TensorReader(read, map_location, copy)
+    def __init__(
+        self,
+        read: Read,
+        map_location: rebuild.MapLocation,
+        copy: bool,
+        own: Mapping[str, torch.Tensor],
+    ) -> None:
+        self._tensors = rebuild.TensorReader(read, map_location, copy, own)
         self._arrays = arrays.ArrayReader(read, copy)
         self._shared: dict[int, object] = {}
         self._tuples: dict[tuple[str, ...], type] = {}
@@ -66,7 +74,7 @@ class Decoder:
 
     # ── the walk ──────────────────────────────────────────────────────────────────────────
     def value(self, node: Node, like: object, path: str, depth: int) -> Any:
-        if node is None or type(node) in (bool, int, str):
+        if node is None or type(node) in _THEMSELVES:
             return node
         if type(node) is float:
             if not math.isfinite(node):
@@ -78,6 +86,8 @@ class Decoder:
             return self._items(node, like, path, depth)
         if type(node) is not dict:
             raise broken(path, f"{type(node).__name__} is not a JSON value")
+        if len(node) == 1 and "$tensor" in node:  # the many
+            return self._tensors.tensor(node["$tensor"], path, like)
         if not any(key.startswith("$") for key in node):
             return {
                 key: self.value(item, _at_key(like, key), joined(path, key), depth + 1)
@@ -96,8 +106,6 @@ class Decoder:
         return self._foreign(tag, body, like, path)
 
     def _foreign(self, tag: str, body: Node, like: object, path: str) -> object:
-        if tag == "$tensor":
-            return self._tensors.tensor(body, path, like)
         if tag == "$array":
             return self._arrays.array(body, path)
         if tag == "$sparse":
@@ -236,6 +244,7 @@ class Decoder:
         return self._tuples[key]
 
 
+_THEMSELVES = {bool, int, str}
 _CONTAINERS: dict[str, Callable[[Decoder, Node, object, str, int], object]] = {
     "$shared": Decoder._define,
     "$ref": Decoder._refer,
@@ -298,16 +307,15 @@ def _at_index(like: object, index: int) -> object:
 
 def _check_nesting(tree: Node) -> None:
     """Before anything recursive sees it; walks level by level."""
-    level = [tree]
+    level = [tree] if type(tree) in (dict, list) else []
     for _ in range(_MAX_NESTING):
         inner: list[Node] = []
         for node in level:
-            if type(node) is dict:
-                if not all(type(key) is str for key in node):
-                    raise broken("", "a JSON object has text for keys")
-                inner.extend(node.values())
-            elif type(node) is list:
-                inner.extend(node)
+            if type(node) is dict and not set(map(type, node)) <= {str}:
+                raise broken("", "a JSON object has text for keys")
+            if type(node) is list or "$tensor" not in node:  # whose fields are checked one by one
+                items = node.values() if type(node) is dict else node
+                inner += [item for item in items if type(item) is dict or type(item) is list]
         if not inner:
             return
         level = inner

@@ -134,13 +134,8 @@ def restore(root: Path, **tracked: Any) -> None:
         assert ckpt.restored is not None
 
 
-def targets_of(root: Path, **tracked: Any) -> dict[str, memoryview]:
+def targets_of(root: Path, **tracked: Any) -> dict[str, torch.Tensor]:
     return Registry(tracked).targets(newest(root).manifest.tree)
-
-
-def address_of(view: memoryview) -> int:
-    pointer: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return pointer
 
 
 # ── read to where it belongs ──────────────────────────────────────────────────────────────
@@ -167,7 +162,7 @@ def test_the_bytes_take_no_detour(tmp_path: Path, name: str) -> None:
         assert isinstance(leaf.value, torch.Tensor)
         if leaf.nbytes and leaf.value.is_contiguous():
             expected[leaf.name] = (leaf.value.data_ptr(), leaf.nbytes)
-    assert expected == {key: (address_of(view), view.nbytes) for key, view in targets.items()}
+    assert expected == {key: (one.data_ptr(), one.nbytes) for key, one in targets.items()}
 
 
 def test_what_is_read_in_place_is_not_loaded_again(
@@ -288,6 +283,89 @@ def test_a_defect_that_is_found_half_way_leaves_nothing_mixed(tmp_path: Path) ->
         assert (1, 1) == (ckpt.restored.step, len(ckpt.restored.skipped))
         assert_same(values_of(randomized(model, 1)), values_of(here))
         ckpt.step()
+
+
+# ── optimizers ────────────────────────────────────────────────────────────────────────────
+def stepped(make: Callable[[Any], torch.optim.Optimizer], seed: int) -> tuple[Any, Any]:
+    """A model and an optimizer with state, both of random content."""
+    model = randomized(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), seed)
+    optimizer = make(model.parameters())
+    for _ in range(seed + 1):
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    rows = optimizer.state_dict()["state"].values()
+    return [value for row in rows for value in row.values() if isinstance(value, torch.Tensor)]
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "amsgrad": lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_that_has_stepped_is_restored_in_its_own_memory(
+    tmp_path: Path, name: str
+) -> None:
+    """Every value and every setting; no tensor of its state has moved, and it goes on alike."""
+    model, optimizer = stepped(OPTIMIZERS[name], 2)
+    optimizer.param_groups[0]["lr"] = 0.03
+    save(tmp_path, model=model, optimizer=optimizer)
+    here, again = stepped(OPTIMIZERS[name], 1)
+    before = [value.data_ptr() for value in state_tensors(again)]
+    restore(tmp_path, model=here, optimizer=again)
+    assert before == [value.data_ptr() for value in state_tensors(again)]
+    assert 0.03 == again.param_groups[0]["lr"]
+    for trained, by in ((model, optimizer), (here, again)):
+        by.zero_grad()
+        trained(torch.ones(1, 4)).sum().backward()
+        by.step()
+    assert_same(values_of(model), values_of(here))
+    assert all(map(torch.equal, state_tensors(optimizer), state_tensors(again)))
+
+
+def test_an_optimizer_that_has_not_stepped_gets_state_of_its_own(tmp_path: Path) -> None:
+    """The usual case: a program that has just begun."""
+    model, optimizer = stepped(OPTIMIZERS["adam"], 2)
+    save(tmp_path, model=model, optimizer=optimizer)
+    here = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    again = torch.optim.Adam(here.parameters())
+    assert 4 == len(targets_of(tmp_path, model=here, optimizer=again))
+    restore(tmp_path, model=here, optimizer=again)
+    assert all(map(torch.equal, state_tensors(optimizer), state_tensors(again)))
+
+
+def test_who_asks_to_be_told_of_a_loaded_state_is_told(tmp_path: Path) -> None:
+    """A hook sees the whole saved state, wherever its bytes lie."""
+    model, optimizer = stepped(OPTIMIZERS["adam"], 2)
+    save(tmp_path, model=model, optimizer=optimizer)
+    here, again = stepped(OPTIMIZERS["adam"], 1)
+    seen: list[int] = []
+    again.register_load_state_dict_pre_hook(lambda _, state: seen.append(len(state["state"])))
+    restore(tmp_path, model=here, optimizer=again)
+    assert [4] == seen
+    assert all(map(torch.equal, state_tensors(optimizer), state_tensors(again)))
+
+
+def test_two_parameters_with_one_state_are_not_filled_twice(tmp_path: Path) -> None:
+    """Saved apart, one here: reading both into one place would mix them."""
+    model, optimizer = stepped(OPTIMIZERS["momentum"], 2)
+    save(tmp_path, model=model, optimizer=optimizer)
+    here, again = stepped(OPTIMIZERS["momentum"], 1)
+    first, second = (again.state[here[n].bias] for n in (0, 1))
+    second["momentum_buffer"] = first["momentum_buffer"][:2]
+    assert not any(
+        "optimizer" in name for name in targets_of(tmp_path, model=here, optimizer=again)
+    )
+    restore(tmp_path, model=here, optimizer=again)
+    assert all(map(torch.equal, state_tensors(optimizer), state_tensors(again)))
 
 
 # ── parts with code of their own ──────────────────────────────────────────────────────────

@@ -19,8 +19,9 @@ import pytest
 
 from hpc_ckpt import fsio
 from hpc_ckpt.errors import CorruptCheckpoint, ManifestError, NoCheckpoint
+from hpc_ckpt.format import reading
 from hpc_ckpt.format.defects import Defect, DefectKind
-from hpc_ckpt.format.image import lay_out
+from hpc_ckpt.format.image import StoredLeaf, lay_out
 from hpc_ckpt.format.manifest import ShardRecord
 from hpc_ckpt.format.reading import shard_file
 from hpc_ckpt.format.verify import Reader, open_reader, verify
@@ -144,12 +145,36 @@ def test_every_leaf_is_filled(reader: Reader, path_of_bytes: str, memory: str) -
 
 def test_memory_of_its_own_is_filled(reader: Reader, path_of_bytes: str) -> None:
     """What the reader makes itself lies so that direct I/O can use it."""
-    targets = reader.memory()
-    reader.fill(targets)
-    assert saved(LEAVES) == content(targets)
-    assert [*reader.memory(without=["rest", "tiny"])] == [
-        name for name in targets if name not in ("rest", "tiny")
+    assert saved(LEAVES) == content(reader.read())
+
+
+@pytest.mark.parametrize("own", [["small"], ["tiny", "rest"], ["over chunks"], [*saved(LEAVES)]])
+def test_some_memory_is_the_callers_and_the_rest_is_new(
+    reader: Reader, path_of_bytes: str, own: list[str]
+) -> None:
+    """Both are filled; what was given is used, and nothing beside it is written to."""
+    given = {name: view for name, view in targets_for(LEAVES).items() if name in own}
+    places = reader.read(given)
+    assert saved(LEAVES) == content(places)
+    assert all(places[name] is given[name] for name in own)
+
+
+def test_new_memory_of_neighbours_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves that follow each other share pages up to a limit; one that is kept keeps few."""
+    monkeypatch.setattr(reading, "_ARENA", 10 * PAGE)
+    leaves = [
+        (str(n), StoredLeaf("U8", (4 * PAGE,), start, start + 4 * PAGE))
+        for n, start in enumerate(range(PAGE + 64, 26 * PAGE, 4 * PAGE))
     ]
+    places, spans = reading.arenas([*leaves[:3], *leaves[4:]])
+    assert [(PAGE + 64, 13 * PAGE + 64), (17 * PAGE + 64, 29 * PAGE + 64)] == [
+        (span.start, span.end) for span in spans
+    ]
+    assert all(
+        fsio.address(places[name]) % PAGE == leaf.start % PAGE
+        for name, leaf in leaves
+        if name in places
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,10 +232,8 @@ def test_a_large_leaf_is_read_past_the_page_cache_into_place(
     make_checkpoint(tier, KEY, leaves)
     choose(monkeypatch, "direct")
     reader = tier.reader(KEY)
-    targets = reader.memory()
     kernel.direct.clear()
-    reader.fill(targets)
-    assert saved(leaves) == content(targets)
+    assert saved(leaves) == content(reader.read())
     assert len(reader.manifest.shards[0].digests) == len(kernel.direct)
     with shard_file(reader.path, reader.manifest.shards[0]) as descriptor:
         assert {fsio.set_direct(descriptor, direct=True)} == set(kernel.direct)
