@@ -19,9 +19,11 @@ from ..state.leaves import Value, copy_into, view_at
 
 THREADS = 2
 """Training waits for the copy, so its cores are free."""
-LARGE = 1024**2
-"""Leaves from this size on are cut into pieces of it, which threads share out."""
-_WORTH_A_THREAD = 8 * LARGE
+LARGE = 256 * 1024
+"""Leaves from this size on are shared out between threads; below, that costs more than it gains."""
+_PIECE = 1024**2
+_BATCH = 4 * _PIECE
+_WORTH_A_THREAD = 8 * _PIECE
 
 
 class Copier:
@@ -70,19 +72,24 @@ class Copier:
 
     def _copy_large(self, lies_at: Sequence[int], numbers: Sequence[int]) -> None:
         pieces: list[tuple[int, int, int]] = []
+        batches, total = [0], 0
         for number in numbers:
             start, end = self._places[number]
             source, target = lies_at[number], self._base + start
-            pieces += [
-                (target + offset, source + offset, min(LARGE, end - start - offset))
-                for offset in range(0, end - start, LARGE)
-            ]
+            for offset in range(0, end - start, _PIECE):
+                length = min(_PIECE, end - start - offset)
+                pieces.append((target + offset, source + offset, length))
+                total += length
+                if total >= len(batches) * _BATCH:
+                    batches.append(len(pieces))
+        batches.append(len(pieces))
+        memmove = ctypes.memmove
 
-        def move(number: int) -> None:
-            ctypes.memmove(*pieces[number])
+        def move(batch: int) -> None:
+            for piece in pieces[batches[batch] : batches[batch + 1]]:
+                memmove(*piece)
 
-        total = sum(length for _, _, length in pieces)
-        Row(len(pieces), move).run(THREADS if total >= _WORTH_A_THREAD else 1)
+        Row(len(batches) - 1, move).run(THREADS if total >= _WORTH_A_THREAD else 1)
 
 
 class _Sorted:

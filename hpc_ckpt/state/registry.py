@@ -121,6 +121,8 @@ class _Capture:
         return self._done[mark]
 
     def _mapping(self, value: Any, path: str) -> Any:
+        if _STATELESS.issuperset(map(type, value.values())):
+            return value
         states = {key: self.state(item, joined(path, key)) for key, item in value.items()}
         changed = {key: state for key, state in states.items() if state is not value[key]}
         if not changed:
@@ -131,10 +133,18 @@ class _Capture:
         return copied
 
     def _sequence(self, value: Any, path: str) -> Any:
+        if _STATELESS.issuperset(map(type, value)):
+            return value
         states = [self.state(item, joined(path, index)) for index, item in enumerate(value)]
         if all(state is item for state, item in zip(states, value, strict=True)):
             return value
         return states if type(value) is list else tuple.__new__(type(value), states)
+
+
+_STATELESS = frozenset({
+    torch.Tensor, torch.nn.Parameter, np.ndarray, int, float, bool, str, bytes, type(None),
+})  # fmt: skip
+"""Neither give a state of their own nor hold something that does."""
 
 
 def _live_state_of(value: Any, path: str) -> Any:
