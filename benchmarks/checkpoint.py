@@ -28,7 +28,7 @@ QUICK_RESULTS = PROJECT / "build" / "bench-quick"
 UNFINISHED = PROJECT / "build" / "bench-unfinished"
 SCRATCH = PROJECT / "build" / "bench"
 SIZES = (0.1, 1.0, 4.0)
-SAVES = {0.1: 5, 1.0: 3, 4.0: 2}
+SAVES = {0.1: 4, 1.0: 3, 4.0: 2}
 ROWS = ("grid", "stolen", "competing", "tiny", "frozen")
 
 
@@ -44,7 +44,7 @@ class Plan:
 
     def rounds_at(self, gib: float) -> int:
         """Fewer where each takes long."""
-        return self.rounds or (2 if gib >= 4 else 3)
+        return self.rounds or (1 if gib >= 4 else 2)
 
     @property
     def row_gib(self) -> float:
@@ -64,7 +64,7 @@ def main() -> None:
     options.scratch.mkdir(parents=True)
     runner = Runner(options.scratch, options.patience)
     about = machine.describe(options.scratch)
-    about |= {"quick": plan.quick, "rounds": plan.rounds or "3, at 4 GiB 2"}
+    about |= {"quick": plan.quick, "rounds": plan.rounds or "2, at 4 GiB 1"}
     records: list[Record] = []
     try:
         for record in _records(runner, plan):
@@ -79,7 +79,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="0.1 GiB and one round: does it run?")
-    parser.add_argument("--rounds", type=int, help="rounds of every size (3; 2 at 4 GiB)")
+    parser.add_argument("--rounds", type=int, help="rounds of every size (2; 1 at 4 GiB)")
     parser.add_argument("--sizes", type=float, nargs="+", choices=SIZES, help="in GiB")
     parser.add_argument("--only", nargs="+", choices=ROWS, default=ROWS, help="some of the rows")
     parser.add_argument("--contenders", nargs="+", default=(), help="some of the contenders")

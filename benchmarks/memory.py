@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -58,3 +59,14 @@ def _below(pid: int) -> list[int]:
             for child in (task / "children").read_text().split():
                 found += [int(child), *_below(int(child))]
     return found
+
+
+def condition(size: int) -> None:
+    """Let a virtual machine's host find as much free memory as will be asked for.
+
+    What it has taken back costs up to seconds for each GiB at the first touch, at random; the
+    limits are measured in memory that was touched before, and peers load for a second time.
+    """
+    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        for start in range(0, size, mmap.PAGESIZE):
+            memory[start] = 1

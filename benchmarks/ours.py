@@ -14,7 +14,7 @@ from hpc_ckpt import Checkpointer
 
 from . import disk, memory
 from .clock import collect_garbage, rest, seconds
-from .states import Shape, State, build, digest, without_moments
+from .states import GIB, Shape, State, build, digest, without_moments
 
 NEVER = "every 1000000000 steps"
 POLL_S = 0.001
@@ -251,6 +251,7 @@ def restore(job: dict[str, Any]) -> dict[str, Any]:
         disk.drop_cache(newest(root))
     collect_garbage()
     run = Run(root, NEVER, {"model": state.model, "optimizer": state.optimizer})
+    memory.condition(round(job["gib"] * GIB))
     began = time.perf_counter()
     with run.entered():
         entered_s = time.perf_counter() - began
