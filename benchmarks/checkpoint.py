@@ -8,6 +8,7 @@ turn, so that a machine that drifts drifts for all of them. docs/benchmarks.md i
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import signal
 import sys
@@ -65,10 +66,11 @@ def main() -> None:
     runner = Runner(options.scratch, options.patience)
     about = machine.describe(options.scratch)
     about |= {"quick": plan.quick, "rounds": plan.rounds or "2, at 4 GiB 1"}
-    records: list[Record] = []
+    records = _earlier(UNFINISHED) if options.resume else []
+    about["sittings"] = 1 + max((one.get("sitting", 0) for one in records), default=0)
     try:
-        for record in _records(runner, plan):
-            records.append(record)
+        for record in _records(runner, plan, Known(records)):
+            records.append({**record, "sitting": about["sittings"]})
             _tell(record)
             _write(UNFINISHED, about, records)
     finally:
@@ -85,6 +87,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--contenders", nargs="+", default=(), help="some of the contenders")
     parser.add_argument("--patience", type=float, default=1800, help="seconds for one process")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where to write")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with a run that was broken off"
+    )
     parser.add_argument("--output", type=Path, help="where the results go")
     options = parser.parse_args()
     options.output = options.output or (QUICK_RESULTS if options.quick else RESULTS)
@@ -102,18 +107,44 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _records(runner: Runner, plan: Plan) -> Iterator[Record]:
+class Known:
+    """What an earlier sitting has measured already."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._keys = [_key(one) for one in records if "result" in one]
+
+    def has(self, job: dict[str, Any], times: int = 1) -> bool:
+        return self._keys.count(_key(job)) >= times
+
+
+def _key(job: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("kind", "name", "gib", "shape", "round", "threads", "count")
+    return tuple(job.get(name) for name in names)
+
+
+def _earlier(folder: Path) -> list[Record]:
+    path = folder / "checkpoint.json"
+    if not path.exists():
+        sys.exit(f"nothing to go on with: {path} is not there")
+    records: list[Record] = json.loads(path.read_text())["records"]
+    return records
+
+
+def _records(runner: Runner, plan: Plan, known: Known) -> Iterator[Record]:
     if "grid" in plan.only:
         for gib in plan.sizes:
             for turn in range(plan.rounds_at(gib)):
                 for shape in Shape:
-                    yield from _round(runner, plan, gib, shape, turn)
+                    yield from _round(runner, plan, gib, shape, turn, known)
     for turn in range(plan.rounds_at(plan.row_gib)):
         for job in _rows(plan):
-            yield runner.run({**job, "round": turn})
+            if not known.has({**job, "round": turn}):
+                yield runner.run({**job, "round": turn})
 
 
-def _round(runner: Runner, plan: Plan, gib: float, shape: Shape, turn: int) -> Iterator[Record]:
+def _round(
+    runner: Runner, plan: Plan, gib: float, shape: Shape, turn: int, known: Known
+) -> Iterator[Record]:
     """Everybody once; each round begins with another one."""
     everybody = [
         (LIMITS, LIMITS),
@@ -132,8 +163,9 @@ def _round(runner: Runner, plan: Plan, gib: float, shape: Shape, turn: int) -> I
             "saves": SAVES[gib],
         }
         if name == Urgent.name:
-            yield from _saved_and_restored(runner, job)
-        else:
+            if not known.has({**job, "kind": "restore"}, times=4):
+                yield from _saved_and_restored(runner, job)
+        elif not known.has(job):
             yield runner.run(job)
 
 

@@ -74,8 +74,8 @@ def _machine(machine: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB memory; "
         f"Linux {machine['kernel']}; {machine['file_system']}; Python {machine['python']}; "
         f"{versions}; commit {machine['commit']}; {machine['date']}; load average at the start "
-        f"{machine['load_before']:.2f}; rounds: {machine['rounds']}."
-        + (quick if machine["quick"] else "")
+        f"{machine['load_before']:.2f}; rounds: {machine['rounds']}; "
+        f"sittings: {machine.get('sittings', 1)}." + (quick if machine["quick"] else "")
     )
 
 

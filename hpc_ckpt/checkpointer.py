@@ -26,6 +26,7 @@ from .runtime.running import Running, Wishes
 from .runtime.session import enter
 from .settings import Keep
 from .state.data import untracked
+from .state.plain import refuse_unless_plain
 from .state.registry import Registry
 
 __all__ = ["Checkpointer", "Pending", "Restored", "best", "latest", "load"]
@@ -63,6 +64,7 @@ class Checkpointer:
         self._strict = strict
         self._strict_restore = strict_restore
         self._registry = Registry(tracked)
+        self._described: dict[str, Any] = {}
         self._running: Running | None = None
         self._left: Running | None = None
 
@@ -81,6 +83,7 @@ class Checkpointer:
                 seed=torch.initial_seed() if self._seed is None else self._seed,
                 strict=self._strict,
                 strict_restore=self._strict_restore,
+                described=self._described,
             )
             self._running = Running(session, wishes, undo)
             undo.pop_all()
@@ -186,6 +189,16 @@ class Checkpointer:
             if wait:
                 pending.wait()
         return pending
+
+    def describe(self, **values: Any) -> None:
+        """Hyper-parameters and the like, kept with every checkpoint from now on.
+
+        Text, numbers, truth values, None, and lists and dicts of those; `hpc-ckpt ls --long`
+        shows them. A value given again replaces the one before.
+        """
+        for name, value in values.items():
+            refuse_unless_plain(value, name)
+        self._described.update(values)
 
     # ── what is known ─────────────────────────────────────────────────────────────────────
     @property

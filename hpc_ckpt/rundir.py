@@ -7,18 +7,21 @@ set up. Nothing here decides anything; lease.py takes generations, tiers/ writes
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from . import fsio
+from . import __version__, fsio
+from .errors import RootError
 
 MANIFEST_NAME = "MANIFEST.json"
 ENV_ROOT = "HPC_CKPT_ROOT"
@@ -316,3 +319,35 @@ def _names(place: Path) -> list[str]:
         return os.listdir(place)  # noqa: PTH208 - names only, no Path per entry
     except OSError:
         return []
+
+
+# ── making one ────────────────────────────────────────────────────────────────────────────
+def prepare(place: RunDir) -> str:
+    """Make the directories and chain.json; returns the chain's id."""
+    try:
+        place.create()
+        if place.chain() is None:
+            _create_chain_file(place)
+    except OSError as error:
+        raise RootError(
+            place.root, f"cannot be used as a run directory: {error.strerror or error}"
+        ) from error
+    chain = (place.chain() or {}).get("chain")
+    if not isinstance(chain, str) or not chain:
+        raise RootError(
+            place.root, "its chain.json cannot be read; restore it, or choose another root"
+        )
+    return chain
+
+
+def _create_chain_file(place: RunDir) -> None:
+    """By link(2): of two that start at once, both use what the first one wrote."""
+    record = {"chain": str(uuid.uuid4()), "created": round(time.time(), 3), "version": __version__}
+    draft = place.root / f".chain.json.tmp-{fsio.unique_suffix()}"
+    fsio.write_atomic(draft, (json.dumps(record) + "\n").encode())
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, place.chain_file)
+    finally:
+        draft.unlink()
+    fsio.sync_directory(place.root)

@@ -189,20 +189,6 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def git_version(directory: Path) -> dict[str, str | bool] | None:
-    """Commit and dirty flag of the code in `directory`; None where git has nothing to say."""
-    ask = ["git", "-C", str(directory), "status", "--porcelain=v2", "--branch", "-uno"]
-    try:
-        told = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = told.stdout.splitlines()
-    heads = [line.split()[-1] for line in lines if line.startswith("# branch.oid")]
-    if told.returncode != 0 or not heads:
-        return None
-    return {"git": heads[0], "dirty": any(not line.startswith("#") for line in lines)}
-
-
 def kill_session(leader: int) -> None:
     """Kill whatever is left of a session; nothing of a link may outlive it."""
     for entry in Path("/proc").iterdir():

@@ -22,6 +22,7 @@ from typing import Any
 
 from .. import fsio, lease
 from ..errors import RootError, SchedulerError, SpecError
+from ..provenance import git_version
 from ..rundir import RunDir
 from ..settings import ENV_PREFIX
 from ..units import format_duration
@@ -30,7 +31,6 @@ from .activation import active
 from .command import check_command
 from .layers import Loaded, load
 from .ledger import ChainStatus, State, read_status
-from .local import git_version
 from .plan import Plan, chain_record, plan_chain
 from .profile import Backend
 from .render import render

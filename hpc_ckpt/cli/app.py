@@ -42,6 +42,7 @@ Assignments = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any key, as --set chain.max_links=5."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+Long = Annotated[bool, typer.Option("--long", help="Versions, code, command, description.")]
 
 _SHORT = {
     "--name": "name",
@@ -235,11 +236,55 @@ def status(root: Root = None, as_json: AsJson = False) -> None:
 
 
 @app.command("ls")
-def ls(root: Root = None, as_json: AsJson = False) -> None:
+def ls(root: Root = None, as_json: AsJson = False, long: Long = False) -> None:
     """The checkpoints of a run, newest last."""
-    from .listing import list_checkpoints
+    from .listing import describe_checkpoints, list_checkpoints
 
-    list_checkpoints(_root(root), as_json=as_json)
+    if long and not as_json:
+        describe_checkpoints(_root(root))
+    else:
+        list_checkpoints(_root(root), as_json=as_json)
+
+
+@app.command("export")
+def export_checkpoint(
+    checkpoint: Annotated[Path, typer.Argument(help="The checkpoint's directory, step-….")],
+    target: Annotated[Path, typer.Argument(help="A new file: .pt, .pth, .bin or .safetensors.")],
+    part: Annotated[
+        str | None, typer.Option("--part", help="Only this tracked object, such as model.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a checkpoint as a file that torch.load or safetensors opens."""
+    options = ["--part", part] if part else []
+    _exchange("export", str(checkpoint), str(target), *options, *(["--force"] if force else []))
+
+
+@app.command("import")
+def import_checkpoint(
+    source: Annotated[Path, typer.Argument(help="A .pt, .pth, .bin or .safetensors file.")],
+    root: Root = None,
+    step: Annotated[int | None, typer.Option(help="Steps done so far [as the file says].")] = None,
+    epoch: Annotated[
+        int | None, typer.Option(help="The epoch to go on with [after the one in the file].")
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option("--rename", metavar="OLD=NEW", help="A part by the name it is tracked by."),
+    ] = None,
+) -> None:
+    """Make a run directory of an existing torch checkpoint, for a program to go on from."""
+    options = [f"--rename={one}" for one in rename or ()]
+    options += [] if step is None else [f"--step={step}"]
+    options += [] if epoch is None else [f"--epoch={epoch}"]
+    _exchange("import", str(source), str(_root(root)), *options)
+
+
+def _exchange(*arguments: str) -> None:
+    """In a program of its own, which takes this one's place: it needs torch, this one does not."""
+    command = [sys.executable, "-P", "-m", "hpc_ckpt.engine.exchange", *arguments]
+    sys.stdout.flush()
+    os.execv(sys.executable, command)
 
 
 @app.command()

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError, RootError
 from ..format.manifest import Manifest
 from ..format.verify import read_manifest
 from ..format.verify import verify as verify_directory
 from ..rundir import MANIFEST_NAME, CheckpointKey, RunDir
+from ..units import format_size
 
 Listed = tuple[str, "Manifest | None", str]
 
@@ -26,6 +30,45 @@ def list_checkpoints(root: Path, *, as_json: bool) -> None:
         from .tables import checkpoint_table, console
 
         console().print(checkpoint_table(rows))
+
+
+def describe_checkpoints(root: Path) -> None:
+    """One paragraph for each: everything a checkpoint remembers of where it comes from."""
+    rows = list(_listed(RunDir(root)))
+    if not rows:
+        print(f"no checkpoints in {root}")
+    for name, manifest, remark in rows:
+        print(f"{name}{f'  {remark}' if remark else ''}")
+        if manifest is not None:
+            for label, text in _told(manifest):
+                print(f"    {label:12}{text}")
+
+
+def _told(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    saved = datetime.fromtimestamp(manifest.wall_time).astimezone().isoformat(" ", "seconds")
+    yield "saved", f"{saved}, {manifest.reason}"
+    yield "position", f"step {manifest.step}, epoch {manifest.epoch}"
+    if manifest.metrics:
+        yield "metrics", ", ".join(f"{k} {v:.6g}" for k, v in manifest.metrics.items())
+    yield "size", format_size(sum(shard.size for shard in manifest.shards))
+    versions = ", ".join(f"{name} {number}" for name, number in manifest.versions.items())
+    yield "versions", f"{versions}; {manifest.threads} threads"
+    about = _about(manifest)
+    code = about.get("code")
+    if isinstance(code, dict):
+        yield "code", f"git {code.get('git')}{', with changes' if code.get('dirty') else ''}"
+    if isinstance(about.get("command"), list):
+        yield "command", shlex.join(str(part) for part in about["command"])
+    described = about.get("described")
+    if isinstance(described, dict):
+        for key, value in described.items():
+            yield "described", f"{key} = {json.dumps(value)}"
+
+
+def _about(manifest: Manifest) -> dict[str, Any]:
+    """What the program said of itself; checkpoints of other programs may say nothing."""
+    about = manifest.tree.get("about") if isinstance(manifest.tree, dict) else None
+    return about if isinstance(about, dict) else {}
 
 
 def _listed(rundir: RunDir) -> Iterator[Listed]:
@@ -54,6 +97,9 @@ def _record(row: Listed) -> dict[str, object]:
         "bytes": sum(shard.size for shard in manifest.shards),
         "metrics": {key: _number(value) for key, value in manifest.metrics.items()},
         "pinned": bool(remark),
+        "threads": manifest.threads,
+        "versions": manifest.versions,
+        "about": _about(manifest),
     }
 
 

@@ -94,12 +94,13 @@ def lay_out(
 ) -> tuple[ImageLayout, ...]:
     """The files that hold one rank's leaves: one, unless its header would pass the cap.
 
-    Descending item size, then the given order. No leaves still gives one valid file.
+    Descending item size, whole multiples of 64 bytes first, then the given order. No leaves
+    still gives one valid file.
     """
     _refuse_duplicates(leaves)
     for leaf in leaves:
         _check_leaf(leaf)
-    ordered = sorted(leaves, key=lambda leaf: -ITEM_BITS[leaf.dtype])
+    ordered = sorted(leaves, key=lambda leaf: (-ITEM_BITS[leaf.dtype], leaf.nbytes % 64 != 0))
     parts = _split(ordered, header_cap)
     return tuple(
         _lay_out_file(part, shard_name(rank, number))

@@ -25,6 +25,8 @@ from .manifest import Digester, ShardRecord, digest
 THREADS = 2
 """One reads while the other compares: more gain nothing on any disk that was tried."""
 
+ALIGNMENT = 64
+"""Of torch's own memory on the CPU."""
 _PIECE = 1024**2
 _ARENA = 128 * 1024**2
 
@@ -218,34 +220,60 @@ def read_into(descriptor: int, view: memoryview, offset: int) -> int:
 def arenas(
     leaves: Iterable[tuple[str, StoredLeaf]],
 ) -> tuple[dict[str, memoryview], list[Span]]:
-    """Memory for leaves given in file order, and the spans that fill it.
+    """Memory for leaves given in file order, and the spans that fill it, in file order too.
 
-    Leaves that follow each other in the file share pages, up to a limit: whole chunks can then
-    be read into place. Pages of theirs begin where the file's do, for direct I/O.
+    Every leaf is aligned as torch aligns its own: sums over memory that is aligned otherwise may
+    differ in their last bits. Leaves that follow each other in the file, and are aligned there,
+    share pages that begin where the file's do: whole chunks of them are read into place.
     """
     found: dict[str, memoryview] = {}
     spans: list[Span] = []
     for run in _runs(leaves):
-        start, end = run[0][1].start, run[-1][1].end
-        skip = start % fsio.PAGE
+        start = run[0][1].start
+        places, size = _placed([leaf for _, leaf in run])
         # Inherited: a data worker that is forked may look at what was restored.
-        memory = memoryview(fsio.allocate(skip + end - start, inherited=True))[skip:]
-        for name, leaf in run:
-            found[name] = memory[leaf.start - start : leaf.end - start]
-        if start < end:
-            spans.append(Span(start, end, memory[: end - start]))
-    return found, spans
+        memory = memoryview(fsio.allocate(size, inherited=True))
+        for (name, leaf), place in zip(run, places, strict=True):
+            found[name] = memory[place : place + leaf.end - leaf.start]
+        if _is_aligned(start):
+            spans.append(Span(start, run[-1][1].end, memory[places[0] :][: run[-1][1].end - start]))
+        else:
+            spans += [Span(leaf.start, leaf.end, found[name]) for name, leaf in run]
+    return found, [span for span in spans if span.start < span.end]
+
+
+def _placed(run: list[StoredLeaf]) -> tuple[list[int], int]:
+    """Where each leaf of a run lies in its memory, and the size of that."""
+    if _is_aligned(run[0].start):
+        skip = run[0].start % fsio.PAGE - run[0].start
+        return [leaf.start + skip for leaf in run], run[-1].end + skip
+    places, size = [], 0
+    for leaf in run:
+        places.append(size)
+        size += -(-(leaf.end - leaf.start) // ALIGNMENT) * ALIGNMENT
+    return places, size
 
 
 def _runs(leaves: Iterable[tuple[str, StoredLeaf]]) -> Iterator[list[tuple[str, StoredLeaf]]]:
+    """Neighbours that are all aligned in the file, or all not."""
     run: list[tuple[str, StoredLeaf]] = []
     for name, leaf in leaves:
-        if run and (leaf.start != run[-1][1].end or leaf.start - run[0][1].start >= _ARENA):
+        if run and not _belongs(leaf, run[0][1], run[-1][1]):
             yield run
             run = []
         run.append((name, leaf))
     if run:
         yield run
+
+
+def _belongs(leaf: StoredLeaf, first: StoredLeaf, last: StoredLeaf) -> bool:
+    if leaf.start != last.end or leaf.start - first.start >= _ARENA:
+        return False
+    return _is_aligned(leaf.start) == _is_aligned(first.start)
+
+
+def _is_aligned(position: int) -> bool:
+    return position % ALIGNMENT == 0
 
 
 def spans_of(leaves: Mapping[str, StoredLeaf], targets: Mapping[str, memoryview]) -> list[Span]:

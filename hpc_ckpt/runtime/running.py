@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from signal import SIGTERM
 from typing import Any
 
+from .. import provenance
 from ..engine import restore, snapshot
 from ..engine.engine import Engine, Publisher, one_line
 from ..engine.restore import Origin, Restored
@@ -49,6 +50,8 @@ class Wishes:
     seed: int
     strict: bool
     strict_restore: bool
+    described: Mapping[str, Any]
+    """What describe() was given; grows while the program runs."""
 
 
 class Running:
@@ -69,6 +72,7 @@ class Running:
         self._stepped_here = False
         self._given_up = False
         self._rng: Mapping[str, Any] | None = None
+        self._program = provenance.of_this_program()
         self._was_done = session.rundir.done() is not None
         # Before the restore, which may take minutes: a signal then is kept for the first step.
         self._signals = SignalWatch((SIGTERM, session.settings.signal))
@@ -148,6 +152,7 @@ class Running:
             "rng": rng.capture(),
             "data": data,
             "progress": {"step": place.step, "epoch": place.epoch},
+            "about": {**self._program, "described": self._wishes.described},
         }
 
     def _restore(self) -> Origin | None:
@@ -196,8 +201,9 @@ class Running:
         with _refusing(checkpoint):
             self.data.load_state_dict(state["data"])
             self.step = step
-            # Last: whatever loads state may draw random numbers.
-            rng.restore(state["rng"])
+            # Last: whatever loads state may draw random numbers. An import has none.
+            if state["rng"] is not None:
+                rng.restore(state["rng"])
             self._rng = state["rng"]
 
     def rewind_rng(self) -> None:
@@ -312,7 +318,8 @@ def _refusing(checkpoint: Reader) -> Iterator[None]:
 def _step_in(state: Any, checkpoint: Reader) -> int:
     """The step in a decoded state, once all of its parts are seen to be there."""
     with _refusing(checkpoint):
-        parts = [state[name] for name in ("tracked", "rng", "data", "progress")]
+        parts = [state[name] for name in ("tracked", "data", "progress")]
+        parts += [] if state["rng"] is None else [state["rng"]]
         if not all(isinstance(part, dict) for part in parts):
             raise TypeError("its parts are not maps")
         return int(state["progress"]["step"])

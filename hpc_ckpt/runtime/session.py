@@ -7,24 +7,20 @@ loads no state and starts no thread.
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
 import re
 import socket
-import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import __version__, events, fsio, lease, rundir
+from .. import events, fsio, lease, rundir
 from ..errors import RootError, SpecError, UserError
 from ..events import Event, EventLog
 from ..lease import Lease
-from ..rundir import RunDir
+from ..rundir import RunDir, prepare
 from ..settings import Settings, resolve
 from ..tiers.stack import Stack, open_stack
 from .lookout import Places
@@ -88,7 +84,7 @@ def enter(
     halted = None if in_link else place.halted()
     if halted is not None:
         raise RootError(place.root, f"halted ({halted}); delete {place.halt_file} to go on")
-    chain = _prepare(place)
+    chain = prepare(place)
     stack = open_stack(resolved.tiers, rundir=place, chain=chain)
     held = Lease(place, _generation(environ)) if in_link else lease.acquire_standalone(place)
     _here.add(place.root)
@@ -164,37 +160,6 @@ def _node(link: Mapping[str, str]) -> str:
 
 
 # ── the run directory ─────────────────────────────────────────────────────────────────────
-def _prepare(place: RunDir) -> str:
-    """Make the directories and chain.json; returns the chain's id."""
-    try:
-        place.create()
-        if place.chain() is None:
-            _create_chain_file(place)
-    except OSError as error:
-        raise RootError(
-            place.root, f"cannot be used as a run directory: {error.strerror or error}"
-        ) from error
-    chain = (place.chain() or {}).get("chain")
-    if not isinstance(chain, str) or not chain:
-        raise RootError(
-            place.root, "its chain.json cannot be read; restore it, or choose another root"
-        )
-    return chain
-
-
-def _create_chain_file(place: RunDir) -> None:
-    """By link(2): of two that start at once, both use what the first one wrote."""
-    record = {"chain": str(uuid.uuid4()), "created": round(time.time(), 3), "version": __version__}
-    draft = place.root / f".chain.json.tmp-{fsio.unique_suffix()}"
-    fsio.write_atomic(draft, (json.dumps(record) + "\n").encode())
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, place.chain_file)
-    finally:
-        draft.unlink()
-    fsio.sync_directory(place.root)
-
-
 def known_save_s(place: RunDir, generation: int) -> float | None:
     """The slowest save of the newest earlier generation that committed one."""
     files: dict[int, list[Path]] = {}

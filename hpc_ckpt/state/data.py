@@ -6,8 +6,8 @@ the order of a pass depends only on (seed, name, epoch, pass), and what is rando
 read depends only on that and i, whatever the number of workers. What has to be kept is a count.
 
 The user's loader is never changed; a private twin of it reads the same dataset (loading.py).
-Only map-style torch DataLoaders can be followed this way; every other source is refused, not
-approximated.
+That is so for map-style torch DataLoaders; a source that keeps its own place is asked for it as
+well, and any other is read again from its beginning (sources.py).
 """
 
 # SPDX-License-Identifier: MIT
@@ -17,23 +17,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
+from torch.utils.data import DataLoader
 
 from ..errors import UnsupportedLoader, UserError
 from . import rng
-from .loading import (
-    OUTSIDE,
-    Order,
-    Tag,
-    Twin,
-    index_sampler,
-    iterates_as_torch_does,
-    start_sheltered,
-)
+from .loading import OUTSIDE, Tag, Twin, start_sheltered
+from .sources import Source, source_of
 
 _END = object()
 
@@ -47,6 +40,9 @@ class Position:
     used: int = 0
     """Batches of this pass that are part of the training state."""
     exhausted: bool = False
+    kept: tuple[int, Any] | None = None
+    """After how many batches the source was asked for its place, and what it said."""
+    source: Source | None = None
     yielded: int = field(init=False)
     """Batches handed out; not stored, for one handed out and not confirmed is read again."""
 
@@ -56,10 +52,33 @@ class Position:
     def finish(self) -> None:
         """The pass ran to its end: all of it counts as used."""
         self.used, self.exhausted = self.yielded, True
+        self.source = self.kept = None  # a program that makes a loader per epoch gathers none
 
-    def to_json(self) -> dict[str, int | bool]:
+    def to_json(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"pass": self.pass_number, "used": self.used, "exhausted": self.exhausted}
+        record: dict[str, Any] = {
+            "pass": self.pass_number,
+            "used": self.used,
+            "exhausted": self.exhausted,
+        }
+        # With a batch handed out that is not used yet, the source is ahead of what it may say.
+        if self.source is not None and self.yielded == self.used and not self.exhausted:
+            said = self.source.keep()
+            self.kept = None if said is None else (self.used, said)
+        if self.kept is not None and not self.exhausted:
+            record["kept"] = {"after": self.kept[0], "state": self.kept[1]}
+        return record
+
+    @classmethod
+    def from_json(cls, epoch: int, record: Mapping[str, Any]) -> Position:
+        kept = record.get("kept")
+        return cls(
+            epoch,
+            int(record["pass"]),
+            int(record["used"]),
+            bool(record["exhausted"]),
+            None if kept is None else (int(kept["after"]), kept["state"]),
+        )
 
 
 class _Scope:
@@ -68,8 +87,7 @@ class _Scope:
     def __init__(self, epoch: int, restored: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self.epoch = epoch
         self.positions = {
-            name: Position(epoch, int(kept["pass"]), int(kept["used"]), bool(kept["exhausted"]))
-            for name, kept in (restored or {}).items()
+            name: Position.from_json(epoch, record) for name, record in (restored or {}).items()
         }
         self._calls: Counter[str] = Counter()
 
@@ -85,7 +103,7 @@ class _Scope:
         self.positions[name] = fresh = Position(self.epoch, number)
         return fresh, False
 
-    def to_json(self) -> dict[str, dict[str, int | bool]]:
+    def to_json(self) -> dict[str, dict[str, Any]]:
         return {name: position.to_json() for name, position in self.positions.items()}
 
 
@@ -102,6 +120,7 @@ class DataState:
         self._inside = _Scope(0)
         self._outside = _Scope(OUTSIDE)
         self._twins: WeakKeyDictionary[DataLoader[Any], dict[str, Twin]] = WeakKeyDictionary()
+        self._read_once: list[object] = []
 
     @property
     def epoch(self) -> int:
@@ -143,17 +162,29 @@ class DataState:
         'stopped' is asked before each fetch. 'resumed' is called when a restored pass is taken
         up again: just before its first batch, or at once if none is left.
         """
-        followed = _followable(loader)
+        source = source_of(loader, lambda one: self._twin(one, name))
+        self._refuse_if_read(loader, name)
         scope = self._inside if self._in_epoch else self._outside
         position, goes_on = scope.take(name)
-        return Batches(self, followed, name, position, stopped, resumed if goes_on else None)
+        return Batches(self, source, name, position, stopped, resumed if goes_on else None)
+
+    def _refuse_if_read(self, loader: object, name: str) -> None:
+        """An iterator has one pass in it; a resumed run could not tell where its second began."""
+        if not isinstance(loader, Iterator):
+            return
+        if any(loader is known for known in self._read_once):
+            raise UnsupportedLoader(
+                f"batches(name={name!r}): the same iterator was given for a second pass. Make it "
+                "anew for each pass, or give something that can be iterated again"
+            )
+        self._read_once.append(loader)
 
     def close(self) -> None:
         """End the data workers that were kept for the next pass."""
         self._twins.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values: a save between two confirms keeps the last confirmed counts."""
+        """A save between two confirms keeps the last confirmed counts."""
         return {
             "seed": self.seed,
             "epoch": self.epoch,
@@ -163,7 +194,7 @@ class DataState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stand where 'state' stood; the program is then run again from its top."""
-        self.seed = int(state["seed"])
+        self.seed = self.seed if state["seed"] is None else int(state["seed"])
         self._in_epoch = False
         self._inside = _Scope(int(state["epoch"]), state["positions"])
         self._outside = _Scope(OUTSIDE, state["outside"])
@@ -195,14 +226,14 @@ class Batches:
     def __init__(
         self,
         state: DataState,
-        loader: DataLoader[Any],
+        source: Source,
         name: str,
         position: Position | None,
         stopped: Callable[[], bool],
         resumed: Callable[[], None] | None,
     ) -> None:
         self._state = state
-        self._loader = loader
+        self._source = source
         self._name = name
         self._position = position
         self._stopped = stopped
@@ -215,7 +246,7 @@ class Batches:
         """Batches of this pass that were left when it was taken up."""
         if self._is_over:
             return 0
-        return max(0, len(index_sampler(self._loader)) - self._start)  # type: ignore[arg-type]  # samplers without a length raise TypeError, as in torch
+        return max(0, len(self._source) - self._start)
 
     def __iter__(self) -> Iterator[Any]:
         if self._taken:
@@ -230,7 +261,9 @@ class Batches:
         position = self._position
         if position is None or self._stopped():
             return
-        source = self._open(position)
+        with rng.preserved():
+            source = self._open(position)
+        position.source = self._source
         if self._resumed is not None:
             self._resumed()
         around = self._state._unconfirmed()
@@ -248,21 +281,21 @@ class Batches:
         self._state.close()
 
     def _at_home(self) -> AbstractContextManager[None]:
-        """Without workers this process reads and collates, and must draw as a worker would."""
-        return rng.preserved() if self._loader.num_workers == 0 else nullcontext()
+        """Where this process reads and collates, it must not move the program's own course."""
+        return rng.preserved() if self._source.reads_here else nullcontext()
 
     def _open(self, position: Position) -> Iterator[Any]:
         if position.exhausted:
             return iter(())
         state = self._state
         tag = Tag(state.seed, self._name, position.epoch, position.pass_number, state.rank, 0)
-        with rng.preserved():
-            order = Order(self._loader, tag, skip=position.used)
-            first = next(order, None)
-            if first is None:  # starting workers only to find nothing left would cost seconds
-                return iter(())
-            rng.seed_all(*tag, "workers")
-            return state._twin(self._loader, self._name).start(chain((first,), order))
+        if self._source.needs_only_a_count:
+            return self._source.open(tag, position.used, None)
+        after, kept = position.kept or (0, None)
+        source = self._source.open(tag, after, kept)
+        for _ in islice(source, position.used - after):
+            pass  # read again, and dropped
+        return source
 
     def _refuse_if_nested(self, around: Mapping[str, tuple[Position, int]]) -> None:
         """A batch that spans several steps is used and not used: no count can say so."""
@@ -296,27 +329,3 @@ def untracked(loader: Iterable[Any]) -> Iterator[Any]:
             return
         yield item
         del item  # else this one is still held while the next is fetched
-
-
-# ── what can be followed
-
-
-def _followable(loader: object) -> DataLoader[Any]:
-    kind = f"{type(loader).__module__}.{type(loader).__qualname__}"
-    if not isinstance(loader, DataLoader):
-        raise _refused(f"{kind} is not a torch DataLoader")
-    if isinstance(loader.dataset, IterableDataset):
-        raise _refused(f"{kind} reads {type(loader.dataset).__qualname__}, an IterableDataset")
-    if isinstance(loader.dataset, MapDataPipe):
-        raise _refused(f"{kind} reads {type(loader.dataset).__qualname__}, a data pipe")
-    if not iterates_as_torch_does(loader):
-        raise _refused(f"{kind} changes how a DataLoader iterates")
-    return loader
-
-
-def _refused(what: str) -> UnsupportedLoader:
-    return UnsupportedLoader(
-        f"batches(): {what}, so its position cannot be kept exactly. This version follows "
-        "torch.utils.data.DataLoader over a map-style dataset (one with __getitem__ and __len__): "
-        "use one of those, or pass track=False if this is evaluation"
-    )

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import modules, optimizers
+from . import generators, modules, optimizers
+from .generators import is_generator
 
 MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _Tensor, _Array = torch.Tensor, np.ndarray
@@ -35,7 +36,7 @@ def holds_stateful(value: object, seen: set[int] | None = None) -> bool:
     seen.add(id(value))
     if isinstance(value, (dict, list, tuple)):
         return any(holds_stateful(item, seen) for item in _children(value))
-    return is_stateful(value) or isinstance(value, torch.Generator)
+    return is_stateful(value) or isinstance(value, torch.Generator) or is_generator(value)
 
 
 def _children(value: Any) -> Iterable[object]:
@@ -47,6 +48,8 @@ def compare(current: Any, saved: Any, path: str, *, top: bool = False) -> list[s
     """What keeps `saved` from fitting; a tracked object itself (`top`) cannot be replaced."""
     if is_stateful(current):
         return _compare_stateful(current, saved, path)
+    if is_generator(current):
+        return generators.differences(current, saved, path)
     kind = _same_kind(current, saved)
     if kind is None:
         if top or holds_stateful(current):
@@ -124,6 +127,9 @@ def load(current: Any, saved: Any, path: str, faults: list[str]) -> Any:
     if is_stateful(current):
         _load_stateful(current, saved, path, faults)
         return current
+    if is_generator(current):
+        _load_own_generator(current, saved, path, faults)
+        return current
     kind = _same_kind(current, saved)
     if kind is None:
         return current if holds_stateful(current) else saved
@@ -171,6 +177,15 @@ def _load_generator(current: Any, saved: Any, path: str, faults: list[str]) -> A
     except RuntimeError as error:
         faults.append(f"{path}: {error}")
     return current
+
+
+def _load_own_generator(current: Any, saved: Any, path: str, faults: list[str]) -> None:
+    if generators.differences(current, saved, path):
+        return
+    try:
+        generators.load(current, saved)
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        faults.append(f"{path}: {error}")
 
 
 def _load_dict(current: Any, saved: Any, path: str, faults: list[str]) -> Any:

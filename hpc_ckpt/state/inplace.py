@@ -50,7 +50,7 @@ def _targets_of(value: Any, node: Node) -> Iterable[tuple[str, torch.Tensor]]:
 
 
 def _module_targets(module: torch.nn.Module, node: Node) -> Iterable[tuple[str, torch.Tensor]]:
-    here = module.state_dict()
+    here = modules.state_dict(module)
     items, metadata = _ordered(node)
     if [key for key, _ in items] != list(here) or metadata != _metadata_node(here):
         raise _Doubt

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from . import rng
+from .slicing import sliced
 
 OUTSIDE = -1
 """The epoch of passes that are made outside epochs()."""
@@ -73,8 +74,7 @@ class Order(Iterator[Tagged]):
             for place, g in enumerate(self._generators)
         ]
         self._host = None if _draw_from_torch_only(loader) else rng.host_state_of(*course)
-        self._source: Iterator[Any] = self._privately(lambda: _begin(loader, tag.epoch))
-        self._privately(lambda: deque(islice(self._source, skip), maxlen=0))
+        self._source: Iterator[Any] = self._privately(lambda: _begin(loader, tag.epoch, skip))
 
     def __next__(self) -> Tagged:
         indices = self._privately(lambda: next(self._source))
@@ -133,30 +133,37 @@ def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     return list({id(generator): generator for generator in known}.values())
 
 
-def _begin(loader: DataLoader[Any], epoch: int) -> Iterator[Any]:
+def _begin(loader: DataLoader[Any], epoch: int, skip: int) -> Iterator[Any]:
     for sampler in _samplers(loader):
         # Outside epochs() the program counts its epochs itself and tells the sampler.
         if epoch != OUTSIDE and callable(getattr(sampler, "set_epoch", None)):
             sampler.set_epoch(epoch)
-    return iter(index_sampler(loader))
+    known = sliced(loader, skip)
+    if known is not None:
+        return known
+    source = iter(index_sampler(loader))
+    deque(islice(source, skip), maxlen=0)
+    return source
 
 
 # ── the twin, and what runs inside its workers
 
 
+COPIED = (
+    "collate_fn", "multiprocessing_context", "num_workers", "persistent_workers",
+    "pin_memory", "pin_memory_device", "prefetch_factor", "timeout",
+)  # fmt: skip
+"""What a private loader takes over from the user's."""
+
+
 class Twin:
     """A loader of our own that reads the user's dataset by tagged index lists."""
-
-    _COPIED = (
-        "collate_fn", "multiprocessing_context", "num_workers", "persistent_workers",
-        "pin_memory", "pin_memory_device", "prefetch_factor", "timeout",
-    )  # fmt: skip
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         # Not the twin itself: workers end with the last reference, which a cycle would keep.
         self._upcoming = _Upcoming()
-        options: dict[str, Any] = {option: getattr(loader, option) for option in self._COPIED}
-        options["worker_init_fn"] = _WorkerStart(loader.worker_init_fn)
+        options: dict[str, Any] = {option: getattr(loader, option) for option in COPIED}
+        options["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
         # in_order=False is not copied: a count says which batches were used only if in order.
         if loader.batch_sampler is None:
             options.update(sampler=self._upcoming, batch_size=None)
@@ -167,7 +174,7 @@ class Twin:
     def start(self, order: Iterator[Tagged]) -> Iterator[Any]:
         """The batches of 'order'. Unless workers persist they end with the iterator."""
         self._upcoming.order = order
-        return _start(self._loader)
+        return start(self._loader)
 
 
 class _Upcoming:
@@ -211,7 +218,7 @@ def _enter_batch(tag: Tag) -> None:
 _SHELTERED_FROM = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def _start(loader: DataLoader[Any]) -> Iterator[Any]:
+def start(loader: DataLoader[Any]) -> Iterator[Any]:
     """Begin to iterate; workers are born with the signals blocked that would kill them."""
     if loader.num_workers == 0:
         return iter(loader)
@@ -224,7 +231,7 @@ def _start(loader: DataLoader[Any]) -> Iterator[Any]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _WorkerStart:
+class WorkerStart:
     """Runs first in every data worker, then what the user asked to run there."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
@@ -271,11 +278,15 @@ def start_sheltered(loader: Iterable[Any]) -> Iterator[Any]:
         return iter(loader)
     if loader.num_workers == 0:
         return iter(loader)
-    twin = _evaluation_twins.get(loader)
-    if twin is None:
-        twin = copy.copy(loader)
-        twin._iterator = None
-        twin.worker_init_fn = _WorkerStart(loader.worker_init_fn)
+    twin = _evaluation_twins.get(loader) or sheltered(loader)
     if loader.persistent_workers:
         _evaluation_twins[loader] = twin
-    return _start(twin)
+    return start(twin)
+
+
+def sheltered(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The same loader again, with workers that outlive a notice."""
+    twin = copy.copy(loader)
+    twin._iterator = None
+    twin.worker_init_fn = WorkerStart(loader.worker_init_fn)
+    return twin

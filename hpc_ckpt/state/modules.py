@@ -9,7 +9,9 @@ change shape do) are left to their own judgement.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -17,6 +19,10 @@ from torch.nn import Module
 
 _EXTRA_STATE = "_extra_state"
 """torch's name for what set_extra_state() takes."""
+_COMPILED = "_orig_mod."
+"""What torch.compile puts into the names of a part it wraps; a checkpoint has them without it."""
+_MOST_SUGGESTIONS = 50
+"""Looking for near names costs the square of their number."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +47,58 @@ def is_plain_module(value: object) -> bool:
     return kind.load_state_dict is Module.load_state_dict and kind.state_dict is Module.state_dict
 
 
+def uncompiled(value: Any) -> Any:
+    """The program's own module where torch.compile has wrapped it; anything else as it is."""
+    # By name: importing the compiler takes seconds.
+    wrapped = isinstance(value, Module) and type(value).__name__ == "OptimizedModule"
+    return value._orig_mod if wrapped else value
+
+
+def state_dict(module: Module, *, keep_vars: bool = False) -> Any:
+    """Of a plain module, by names that are the same whether or not parts of it are compiled."""
+    state = module.state_dict(keep_vars=keep_vars)
+    if not any(_COMPILED in key for key in state):
+        return state
+    plain = OrderedDict((key.replace(_COMPILED, ""), value) for key, value in state.items())
+    if len(plain) != len(state):
+        return state  # a part of the program's own has that name
+    metadata = getattr(state, "_metadata", None)
+    if metadata is not None:
+        vars(plain)["_metadata"] = OrderedDict(
+            (f"{key}.".replace(_COMPILED, "")[:-1], item) for key, item in metadata.items()
+        )
+    return plain
+
+
 def differences(module: Module, saved: Any, path: str) -> list[Difference]:
     if not isinstance(saved, dict) or not all(isinstance(key, str) for key in saved):
         return [Difference(path, "", "the checkpoint holds no module state under this name")]
-    here = module.state_dict()
+    here = state_dict(module)
     if _is_loaded(module, saved, here):
         return []
     itself = prefixes_that_load_themselves(module)
+    missing = [key for key in here if key not in saved and not key.startswith(itself)]
+    extra = [key for key in saved if key not in here and not key.startswith(itself)]
     found = [
-        Difference(path, key, "not in the checkpoint")
-        for key in here
-        if key not in saved and not key.startswith(itself)
+        Difference(path, key, f"not in the checkpoint{near}")
+        for key, near in _with_near(missing, extra)
+    ]
+    found += [
+        Difference(path, key, f"in the checkpoint, but not in the module{near}")
+        for key, near in _with_near(extra, missing)
     ]
     for key, value in saved.items():
-        if key.startswith(itself):
-            continue
-        if key not in here:
-            found.append(Difference(path, key, "in the checkpoint, but not in the module"))
-        else:
+        if key in here and not key.startswith(itself):
             found += _compare(here[key], value, path, key)
     return found
+
+
+def _with_near(names: list[str], others: list[str]) -> Iterator[tuple[str, str]]:
+    """Each name, and a note on the most similar one on the other side, if there is one."""
+    for number, name in enumerate(names):
+        few = number < _MOST_SUGGESTIONS and len(others) <= 40 * _MOST_SUGGESTIONS
+        near = get_close_matches(name, others, n=1) if few else []
+        yield name, f" (the nearest name there is {near[0]!r})" if near else ""
 
 
 def _compare(here: Any, saved: Any, path: str, key: str) -> list[Difference]:
@@ -79,7 +117,7 @@ def _compare(here: Any, saved: Any, path: str, key: str) -> list[Difference]:
 
 def load(module: Module, saved: Any, path: str) -> None:
     """Load what fits; strict in torch's sense if all of it does."""
-    if isinstance(saved, dict) and _is_loaded(module, saved, module.state_dict()):
+    if isinstance(saved, dict) and _is_loaded(module, saved, state_dict(module)):
         return
     found = differences(module, saved, path)
     unfit = {item.key for item in found if not item.loadable}
@@ -88,7 +126,15 @@ def load(module: Module, saved: Any, path: str) -> None:
     fitting = OrderedDict((key, value) for key, value in saved.items() if key not in unfit)
     if hasattr(saved, "_metadata"):
         vars(fitting)["_metadata"] = saved._metadata
-    module.load_state_dict(fitting, strict=not unfit)
+    module.load_state_dict(_as_compiled(module, fitting), strict=not unfit)
+
+
+def _as_compiled(module: Module, saved: Any) -> Any:
+    """The values by the names that this module has for them."""
+    names = {key.replace(_COMPILED, ""): key for key in module.state_dict()}
+    if all(name == key for name, key in names.items()):
+        return saved
+    return OrderedDict((names.get(key, key), value) for key, value in saved.items())
 
 
 def _is_loaded(module: Module, saved: dict[str, Any], here: dict[str, Any]) -> bool:
@@ -119,7 +165,7 @@ def _is_extra_state(key: str) -> bool:
 def prefixes_that_load_themselves(module: Module) -> tuple[str, ...]:
     """Of the parts whose own code takes their state."""
     return tuple(
-        f"{name}." if name else ""
+        f"{name}.".replace(_COMPILED, "") if name else ""
         for name, part in module.named_modules(remove_duplicate=False)
         if _loads_itself(part)
     )

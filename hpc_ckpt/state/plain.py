@@ -19,7 +19,7 @@ from types import EllipsisType, NoneType
 from typing import Any, NoReturn, TypeVar
 from zoneinfo import ZoneInfo
 
-from ..errors import CheckpointError, UnsupportedState
+from ..errors import CheckpointError, UnsupportedState, UserError
 
 Node = Any
 """A JSON value."""
@@ -58,6 +58,23 @@ def joined(path: str, key: object) -> str:
     else:
         label = f"<{type(key).__name__}>"
     return f"{path}.{label}" if path else label
+
+
+def refuse_unless_plain(value: object, path: str) -> None:
+    """UserError unless any program can read it as JSON."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if type(key) is not str or key.startswith("$"):
+                raise UserError(f"{path}: the key {key!r} is not text, or begins with '$'")
+            refuse_unless_plain(item, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            refuse_unless_plain(item, f"{path}.{number}")
+    elif value is not None and type(value) not in (str, int, float, bool):
+        raise UserError(
+            f"{path}: {kind_of(value)} cannot be described; give text, numbers, truth values, "
+            "None, or lists and dicts of those"
+        )
 
 
 def has_surrogates(text: str) -> bool:

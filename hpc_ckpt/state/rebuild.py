@@ -19,7 +19,8 @@ from .leaves import Read, copy_into, fill, identity, identity_of_leaf, leaf_byte
 from .plain import Node, broken, floating, integer, integers, record, shape_of, text
 from .tensors import COMPRESSED, DTYPES, name_of, packed_size, raw_bytes
 
-MapLocation = str | torch.device | None
+MapLocation = str | torch.device | Mapping[str, Any] | Callable[[Any, str], Any] | None
+"""As for torch.load: a device for all, devices by their saved names, or who is asked."""
 _T = TypeVar("_T")
 
 _QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
@@ -38,7 +39,7 @@ class TensorReader:
         own: Mapping[str, torch.Tensor],
     ) -> None:
         self._read = read
-        self._everywhere = _chosen(map_location)
+        self._located = _located(map_location)
         self._copy = copy
         self._own = own
         self._seen: dict[Hashable, torch.Tensor] = {}
@@ -59,16 +60,17 @@ class TensorReader:
         return self._seen[key]
 
     def _place(self, value: torch.Tensor, saved: Node, path: str, like: object) -> torch.Tensor:
-        device = self._device(saved, path, like)
+        device = self._device(value, saved, path, like)
         value = value if device is _CPU else value.to(device)
         if type(like) is not torch.nn.Parameter:
             return value
         differentiable = value.is_floating_point() or value.is_complex()
         return torch.nn.Parameter(value, requires_grad=like.requires_grad and differentiable)
 
-    def _device(self, saved: Node, path: str, like: object) -> torch.device:
-        if self._everywhere is not None:
-            return self._everywhere
+    def _device(self, value: torch.Tensor, saved: Node, path: str, like: object) -> torch.device:
+        asked = self._located(value, "cpu" if saved is None else text(saved, path))
+        if asked is not None:
+            return asked
         if isinstance(like, torch.Tensor) and not like.is_meta:
             return _CPU if like.is_cpu else like.device
         device = _CPU if saved is None else decode_device(saved, path)
@@ -243,15 +245,44 @@ def decode_size(node: Node, path: str) -> torch.Size:
     return torch.Size(sizes)
 
 
-def _chosen(map_location: Any) -> torch.device | None:
+def _located(map_location: Any) -> Callable[[torch.Tensor, str], torch.device | None]:
+    """Where a tensor that was saved on a device of this name shall be; None: nobody says."""
     if map_location is None:
+        return lambda value, saved: None
+    if isinstance(map_location, Mapping):
+        wanted = {str(key): _device_named(name) for key, name in map_location.items()}
+        return lambda value, saved: wanted.get(saved)
+    if isinstance(map_location, (str, torch.device)):
+        everywhere = _device_named(map_location)
+        return lambda value, saved: everywhere
+    if callable(map_location):
+        return lambda value, saved: _device_of(map_location(_storage_of(value), saved))
+    raise UserError(
+        f"map_location={map_location!r}: give a device, its name, a dict of names, a function of "
+        "(storage, name), or None"
+    )
+
+
+def _storage_of(value: torch.Tensor) -> Any:
+    parts = value if value.layout is torch.strided else torch.empty(0, dtype=value.dtype)
+    return parts.untyped_storage()
+
+
+def _device_of(storage: Any) -> torch.device | None:
+    if storage is None:
         return None
-    if not isinstance(map_location, (str, torch.device)):
-        raise UserError(f"map_location={map_location!r}: give a device, its name, or None")
+    device = getattr(storage, "device", None)
+    if not isinstance(device, torch.device):
+        raise UserError(f"map_location() returned {type(storage).__name__}, not a storage or None")
+    return device
+
+
+def _device_named(name: Any) -> torch.device:
     try:
-        return torch.device(map_location)
-    except RuntimeError as error:
-        raise UserError(f"map_location={map_location!r}: {error}") from None
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"map_location: {name!r} is not a device: {error}") from None
+    return _CPU if device == _CPU else device
 
 
 def _available(device: torch.device) -> bool:

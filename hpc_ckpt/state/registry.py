@@ -19,7 +19,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..errors import RestoreMismatch, UnsupportedState
-from . import fit, inplace, modules, tree
+from . import fit, generators, inplace, modules, tree
 from .optimizers import optimizers_in
 from .plain import joined, kind_of
 
@@ -28,7 +28,7 @@ class Registry:
     """What a program tracks. Holds references; never copies state."""
 
     def __init__(self, tracked: Mapping[str, object]) -> None:
-        self.tracked = dict(tracked)
+        self.tracked = {name: modules.uncompiled(value) for name, value in tracked.items()}
         for name, value in self.tracked.items():
             _check_name(name)
             _check_kind(name, value)
@@ -104,6 +104,8 @@ class _Capture:
     def state(self, value: Any, path: str) -> Any:
         if fit.is_stateful(value):
             return self._once(value, path, self._state_of)
+        if generators.is_generator(value):
+            return self._once(value, path, lambda one, _: generators.state_of(one))
         if type(value) in fit.MAPPINGS:
             return self._once(value, path, self._mapping)
         if isinstance(value, (list, tuple)):
@@ -152,7 +154,7 @@ def _live_state_of(value: Any, path: str) -> Any:
     if modules.is_plain_module(value):
         # A hook that changes what it is given in place may not do so to a parameter.
         with suppress(Exception):
-            state = value.state_dict(keep_vars=True)
+            state = modules.state_dict(value, keep_vars=True)
             # A parameter of another class is a plain tensor only once it is detached.
             if {*map(type, state.values())} <= {torch.Tensor, torch.nn.Parameter}:
                 return state
@@ -161,6 +163,8 @@ def _live_state_of(value: Any, path: str) -> Any:
 
 def _state_of(value: Any, path: str) -> Any:
     try:
+        if modules.is_plain_module(value):
+            return modules.state_dict(value)
         return value.state_dict()
     except Exception as error:
         raise UnsupportedState(
@@ -176,11 +180,14 @@ def _check_name(name: object) -> None:
 
 def _check_kind(name: str, value: object) -> None:
     in_place = (torch.Tensor, np.ndarray, torch.Generator, list, *fit.MAPPINGS)
+    if generators.is_generator(value):
+        return
     if not fit.is_stateful(value) and not isinstance(value, in_place):
         raise UnsupportedState(
             name,
             f"a {kind_of(value)} cannot be restored in place; track something with "
-            "state_dict()/load_state_dict(), a tensor, an array, or a dict or list that holds it",
+            "state_dict()/load_state_dict(), a tensor, an array, a generator of random numbers, or "
+            "a dict or list that holds it",
         )
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import generators
+
 _WORDS = 624
 """Of the Mersenne twister."""
 
@@ -26,9 +28,8 @@ HostState = tuple[Any, Any, torch.Tensor]
 
 def capture() -> dict[str, Any]:
     """Every course, as ints, floats, arrays and tensors that share no memory with it."""
-    version, words, gauss = random.getstate()
     return {
-        "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
+        "python": generators.python_state(random),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.default_generator.get_state(),
         "devices": _capture_devices(),
@@ -38,9 +39,7 @@ def capture() -> dict[str, Any]:
 def restore(state: Mapping[str, Any]) -> None:
     """Put back what capture() gave. Devices that are not here now, or were not then, are left."""
     _check_numpy(state["numpy"])
-    python = state["python"]
-    words = tuple(np.asarray(python["words"]).tolist())
-    random.setstate((python["version"], words, python["gauss"]))
+    generators.set_python_state(random, state["python"])
     np.random.set_state(state["numpy"])
     torch.default_generator.set_state(_bytes(state["torch"]))
     _restore_devices(state["devices"])

@@ -7,7 +7,7 @@ import gc
 import json
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from torch.utils.data import (
     IterableDataset,
     Sampler,
 )
-from torch.utils.data.datapipes.map import SequenceWrapper
 
 from hpc_ckpt.errors import UnsupportedLoader, UserError
 from hpc_ckpt.state import rng
@@ -355,26 +354,6 @@ class Sharded(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         return iter(())
-
-
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda: DataLoader(Stream()), "reads Stream, an IterableDataset"),
-        (lambda: Sharded(Numbers()), "Sharded changes how a DataLoader iterates"),
-        (lambda: DataLoader(SequenceWrapper([1])), "a data pipe"),
-        (lambda: [1, 2, 3], "builtins.list is not a torch DataLoader"),
-        (lambda: iter([1]), "list_iterator is not a torch DataLoader"),
-    ],
-)
-def test_what_cannot_be_followed_exactly_is_refused(make: Callable[[], Any], what: str) -> None:
-    """The message says what it got, what works and what to do; nothing is half-begun."""
-    state = DataState(seed=1)
-    with pytest.raises(UnsupportedLoader, match=what) as caught:
-        state.batches(make(), "train", stopped=go_on)
-    assert "track=False" in str(caught.value)
-    assert "map-style" in str(caught.value)
-    assert {} == state.positions
 
 
 def test_loaders_are_not_kept_alive() -> None:

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "hpc_ckpt"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 GROUND_FLOOR = {
     "errors", "events", "units", "fsio", "rundir", "lease", "settings", "resources", "testing",
-    "preflight", "parallel", "cores", "policy", "format", "tiers",
+    "preflight", "parallel", "cores", "provenance", "policy", "format", "tiers",
 }  # fmt: skip
 RUNTIME_WING = {"state", "engine", "triggers", "runtime", "checkpointer", "integrations"}
 CHAIN_WING = {"levels", "chain", "analysis", "cli"}
@@ -21,7 +21,7 @@ MAY_IMPORT = {
               "parallel"},
     "state": {"errors", "format", "state"},
     "engine": {"state", "tiers", "format", "fsio", "errors", "events", "rundir", "lease",
-               "settings", "parallel", "cores", "units", "preflight", "engine"},
+               "settings", "parallel", "cores", "units", "preflight", "provenance", "engine"},
     "levels": GROUND_FLOOR | {"levels"},
     "chain": GROUND_FLOOR | {"levels", "chain"},
     "analysis": GROUND_FLOOR | {"analysis", "chain"},
@@ -31,7 +31,7 @@ ONLY_IN = {
     "torch": {"state", "engine", "checkpointer", "integrations"},
     "submitit": {"chain/tasks", "chain/submit"},
     "jinja2": {"chain/render", "analysis/report"},
-    "subprocess": {"chain/slurm", "chain/local", "chain/link", "levels"},
+    "subprocess": {"chain/slurm", "chain/local", "chain/link", "levels", "provenance"},
     "typer": {"cli"},
     "rich": {"cli"},
     "pickle": set[str](),
