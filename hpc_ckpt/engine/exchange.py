@@ -40,6 +40,8 @@ _ENDINGS = ("_state_dict", "_state")
 def export(checkpoint: Path, target: Path, part: str | None = None, *, force: bool = False) -> str:
     """Write what was tracked, or one part of it; returns what was done, for people."""
     write = _writer(target)
+    if not target.parent.is_dir():
+        raise UserError(f"{target} cannot be written: {target.parent} is not a directory")
     if target.exists() and not force:
         raise UserError(f"{target} exists; choose another name, or say --force")
     state = state_of(open_reader(checkpoint), map_location="cpu")

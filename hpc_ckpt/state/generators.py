@@ -34,11 +34,11 @@ def state_of(value: Any) -> dict[str, Any]:
 def differences(value: Any, saved: Any, path: str) -> list[str]:
     """Why the saved state is not one of such a generator."""
     here = state_of(value)
+    kinds = [one.get("bit_generator") for one in (saved, here) if isinstance(one, dict)]
+    if len(kinds) == 2 and all(type(kind) is str for kind in kinds) and kinds[0] != kinds[1]:
+        return [f"{path}: {kinds[0]} in the checkpoint, {kinds[1]} here"]
     if not isinstance(saved, dict) or saved.keys() != here.keys():
         return [f"{path}: the checkpoint holds no state of a {type(value).__qualname__} there"]
-    if saved.get("bit_generator") != here.get("bit_generator"):
-        kinds = f"{saved['bit_generator']} in the checkpoint, {here['bit_generator']} here"
-        return [f"{path}: {kinds}"]
     return []
 
 

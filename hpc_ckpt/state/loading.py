@@ -278,15 +278,22 @@ def start_sheltered(loader: Iterable[Any]) -> Iterator[Any]:
         return iter(loader)
     if loader.num_workers == 0:
         return iter(loader)
-    twin = _evaluation_twins.get(loader) or sheltered(loader)
+    known = _evaluation_twins.get(loader)
+    twin = sheltered(loader) if known is None else known  # not by truth: that asks for a length
     if loader.persistent_workers:
         _evaluation_twins[loader] = twin
     return start(twin)
 
 
-def sheltered(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The same loader again, with workers that outlive a notice."""
+def sheltered(loader: DataLoader[Any], *, for_one_pass: bool = False) -> DataLoader[Any]:
+    """The same loader again, with workers that outlive a notice.
+
+    Workers that are kept for another pass go on drawing where the last one ended, which a
+    resumed run cannot know: `for_one_pass` has none of those.
+    """
     twin = copy.copy(loader)
     twin._iterator = None
+    if for_one_pass:
+        object.__setattr__(twin, "persistent_workers", False)
     twin.worker_init_fn = WorkerStart(loader.worker_init_fn)
     return twin

@@ -28,8 +28,8 @@ from .loading import (
     index_sampler,
     iterates_as_torch_does,
     sheltered,
-    start_sheltered,
 )
+from .loading import start as begin
 from .streams import Stream, keeps_its_place
 
 log = logging.getLogger("hpc_ckpt")
@@ -177,7 +177,12 @@ class _Counted(Source):
         return len(self._loader)  # type: ignore[arg-type]  # TypeError if it has no length
 
     def open(self, tag: Tag, start: int, kept: Any) -> Iterator[Any]:
-        return _seeded(lambda: start_sheltered(self._loader), tag, start)
+        return _seeded(self._begin, tag, start)
+
+    def _begin(self) -> Iterator[Any]:
+        if isinstance(self._loader, DataLoader):
+            return begin(sheltered(self._loader, for_one_pass=True))
+        return iter(self._loader)
 
 
 def _seeded(begin: Callable[[], Iterator[Any]], tag: Tag, start: int) -> Iterator[Any]:

@@ -30,6 +30,8 @@ class Place:
 
     worker: int
     batches: int = 0
+    ended: bool = False
+    """Its last batch was its last: what a dataset then says of itself may be its beginning."""
     state: Any = None
 
 
@@ -52,7 +54,10 @@ class Stream:
         """Where every worker was when the batches handed out so far were read."""
         return {
             "next": self._next,
-            "workers": [{"batches": place.batches, "state": place.state} for place in self._places],
+            "workers": [
+                {"batches": one.batches, "ended": one.ended, "state": one.state}
+                for one in self._places
+            ],
         }
 
     def open(self, tag: Tag, kept: Any) -> Iterator[Any]:
@@ -81,7 +86,8 @@ class Stream:
             )
         self._next = int(kept["next"])
         self._places = [
-            Place(number, int(one["batches"]), one["state"]) for number, one in enumerate(workers)
+            Place(number, int(one["batches"]), bool(one["ended"]), one["state"])
+            for number, one in enumerate(workers)
         ]
 
     def _unframed(self, framed: Iterator[_Framed], source: _Source) -> Iterator[Any]:
@@ -107,6 +113,7 @@ class _Source(IterableDataset[Any]):
         self._turn = turn
         self._place = turn[0]
         self._keeper: Any = dataset
+        self._ended = False
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -116,7 +123,11 @@ class _Source(IterableDataset[Any]):
             object.__setattr__(worker, "id", self._place.worker)
             object.__setattr__(worker, "dataset", self.dataset)
         self.seed()
-        state = self._place.state
+        if not self._place.ended:
+            yield from self._begun(self._place.state)
+            self._ended = True
+
+    def _begun(self, state: Any) -> Iterator[Any]:
         if keeps_its_place(self.dataset):
             if state is not None:
                 self.dataset.load_state_dict(state)
@@ -131,7 +142,7 @@ class _Source(IterableDataset[Any]):
     def batch_made(self) -> Place:
         """Where this worker is now; what is random from here on belongs to its next batch."""
         state = self._keeper.state_dict()
-        self._place = Place(self._place.worker, self._place.batches + 1, state)
+        self._place = Place(self._place.worker, self._place.batches + 1, self._ended, state)
         self.seed()
         return self._place
 
