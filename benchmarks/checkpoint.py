@@ -30,7 +30,7 @@ UNFINISHED = PROJECT / "build" / "bench-unfinished"
 SCRATCH = PROJECT / "build" / "bench"
 SIZES = (0.1, 1.0, 4.0)
 SAVES = {0.1: 4, 1.0: 3, 4.0: 2}
-ROWS = ("grid", "stolen", "competing", "tiny", "frozen")
+ROWS = ("grid", "stolen", "competing", "tiny", "frozen", "resume")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +207,9 @@ def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
             yield {"kind": "tiny", "name": name, "count": count, "saves": 3}
     if "frozen" in plan.only:
         yield {"kind": "frozen", "name": "hpc_ckpt", "gib": gib, "saves": 3}
+    if "resume" in plan.only:
+        count = 10**6 if plan.quick else 10**7
+        yield {"kind": "resume", "name": "hpc_ckpt", "count": count, "saves": 3}
 
 
 def _tell(record: Record) -> None:

@@ -20,6 +20,7 @@ MEASURES = {
     "competing": "competing.measure",
     "tiny": "tiny.measure",
     "frozen": "frozen.measure",
+    "resume": "resume.measure",
 }
 
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from . import resume
 from .figures import Cell, Contender, Grid, Limits, Record, Spread, spread, stolen
 
 AT_MOST, AT_LEAST = "≤", "≥"
@@ -52,6 +53,7 @@ def judge(records: list[Record]) -> list[Target]:
         _files(grid),
         *_ahead(grid),
         *_frozen(records),
+        _resume(records),
     ]
 
 
@@ -191,6 +193,16 @@ def _restore(grid: Grid) -> list[Target]:
         Target(warm, AT_LEAST, 0.8, seen=figure(cached=True, empty=False)),
         Target(warm + fresh, AT_LEAST, 0.8, seen=figure(cached=True, empty=True)),
     ]
+
+
+def _resume(records: list[Record]) -> Target:
+    kept = [one for one in records if one["kind"] == "resume" and "result" in one]
+    seen = {
+        f"{one['count']:,} samples, {name}": value
+        for one in kept
+        for name, value in resume.ratios(one["result"]).items()
+    }
+    return Target("going on in an epoch ÷ one permutation", AT_MOST, 1.5, seen=seen)
 
 
 def _memory(grid: Grid) -> list[Target]:

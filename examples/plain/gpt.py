@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-EPOCHS = 3
-ACCUMULATE = 4
-CONTEXT = 48
+EPOCHS = 4
+ACCUMULATE = 2
+CONTEXT = 32
 TEXT = (
     "People have work that needs days; clusters give hours, preempt, and fail. A chain of short "
     "jobs behaves as one long job that cannot be killed. What was computed once is not computed "
     "again, and every sample is used exactly once in each epoch. "
-) * 12
+) * 4
 
 
 class Letters(Dataset[Tensor]):
@@ -34,7 +34,7 @@ class Letters(Dataset[Tensor]):
 
 
 class Gpt(nn.Module):
-    def __init__(self, letters: int, width: int = 64, layers: int = 2) -> None:
+    def __init__(self, letters: int, width: int = 48, layers: int = 2) -> None:
         super().__init__()
         self.tokens = nn.Embedding(letters, width)
         self.places = nn.Embedding(CONTEXT, width)
@@ -71,7 +71,7 @@ def main() -> None:
     loader = DataLoader(text, batch_size=16, shuffle=True, drop_last=True)
     sample = torch.stack([text[number] for number in range(0, 640, 10)])
     model = Gpt(len(text.alphabet))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     steps = EPOCHS * len(loader) // ACCUMULATE
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
     for epoch in range(EPOCHS):
