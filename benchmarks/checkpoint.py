@@ -30,6 +30,13 @@ UNFINISHED = PROJECT / "build" / "bench-unfinished"
 SCRATCH = PROJECT / "build" / "bench"
 SIZES = (0.1, 1.0, 4.0)
 SAVES = {0.1: 4, 1.0: 3, 4.0: 2}
+RESTORES = (
+    {"cached": False, "empty": False},
+    {"cached": True, "empty": False},
+    {"cached": False, "empty": True},
+    {"cached": False, "empty": False},
+    {"cached": True, "empty": False},
+)
 ROWS = ("grid", "stolen", "competing", "tiny", "frozen", "resume")
 
 
@@ -136,10 +143,9 @@ def _records(runner: Runner, plan: Plan, known: Known) -> Iterator[Record]:
             for turn in range(plan.rounds_at(gib)):
                 for shape in Shape:
                     yield from _round(runner, plan, gib, shape, turn, known)
-    for turn in range(plan.rounds_at(plan.row_gib)):
-        for job in _rows(plan):
-            if not known.has({**job, "round": turn}):
-                yield runner.run({**job, "round": turn})
+    for job in _rows(plan):
+        if not known.has(job):
+            yield runner.run(job)
 
 
 def _round(
@@ -163,14 +169,14 @@ def _round(
             "saves": SAVES[gib],
         }
         if name == Urgent.name:
-            if not known.has({**job, "kind": "restore"}, times=4):
+            if not known.has({**job, "kind": "restore"}, times=len(RESTORES)):
                 yield from _saved_and_restored(runner, job)
         elif not known.has(job):
             yield runner.run(job)
 
 
 def _saved_and_restored(runner: Runner, job: dict[str, Any]) -> Iterator[Record]:
-    """The saves, then a restore in a fresh process for each way there is."""
+    """The saves, then each restore in a fresh process."""
     directory = runner.directory()
     try:
         saved = runner.run_in(directory, job)
@@ -178,10 +184,9 @@ def _saved_and_restored(runner: Runner, job: dict[str, Any]) -> Iterator[Record]
         if "failed" in saved:
             return
         digest = saved["result"]["digest"]
-        for cached in (False, True):
-            for empty in (False, True):
-                again = {**job, "kind": "restore", "cached": cached, "empty": empty}
-                yield runner.run_in(directory, {**again, "digest": digest})
+        for way in RESTORES:
+            again = {**job, "kind": "restore", **way}
+            yield runner.run_in(directory, {**again, "digest": digest})
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -190,9 +195,11 @@ def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
     gib = plan.row_gib
     if "stolen" in plan.only:
         for threads in (2, 1):
-            for name in ("hpc_ckpt", DistributedStaged.name, SnapshotAsync.name):
+            turns = ("hpc_ckpt", DistributedStaged.name, SnapshotAsync.name, "hpc_ckpt")
+            for turn, name in enumerate(turns):
                 yield {
                     "kind": "stolen",
+                    "round": turn,
                     "name": name,
                     "gib": gib,
                     "threads": threads,
@@ -200,7 +207,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
                     "interval_s": 4.0 if plan.quick else 12.0,
                 }
     if "competing" in plan.only:
-        yield {"kind": "competing", "name": "hpc_ckpt", "gib": gib, "snapshots": 20}
+        yield {"kind": "competing", "name": "hpc_ckpt", "gib": gib, "snapshots": 12}
     if "tiny" in plan.only:
         count = 20_000 if plan.quick else 100_000
         for name in ("hpc_ckpt", TorchSave.name, Safetensors.name):
@@ -215,7 +222,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
 def _tell(record: Record) -> None:
     where = " ".join(str(record[key]) for key in ("gib", "shape", "threads") if key in record)
     how = record.get("failed", f"{record['took_s']:g} s")
-    line = f"round {record['round']}: {record['kind']} {record['name']} {where}: {how}"
+    line = f"round {record.get('round', 0)}: {record['kind']} {record['name']} {where}: {how}"
     print(line, file=sys.stderr, flush=True)
 
 

@@ -100,6 +100,10 @@ class Limits:
         """Median seconds with the thread count that does best."""
         return min(one.median for one in self.threads(key).values())
 
+    def read_new(self) -> Spread:
+        """Seconds of a raw read into memory that is new to the process."""
+        return self._of_size.every("read_new_s")
+
     def beyond_memcpy(self, block_s: float) -> float:
         """A blocking time as multiple of the copy of the large pieces, small ones at 2 µs each."""
         return (block_s - PER_TENSOR_S * self.small_pieces) / self.large.median

@@ -141,6 +141,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         result["memmove_s"].append(seconds(move))
     result["write_s"] = {str(threads): [] for threads in THREADS}
     result["read_s"] = {str(threads): [] for threads in THREADS}
+    result["read_new_s"] = []
     for turn in range(job["saves"] + 1):
         for threads in THREADS:
             _measure_disk(Path(job["directory"]), target.memory, threads, result, warm=turn > 0)
@@ -158,4 +159,13 @@ def _measure_disk(
         result["write_s"][str(threads)].append(written)
         took = seconds(lambda: read(place / "bytes", memory, threads))
         result["read_s"][str(threads)].append(took)
+        if threads == THREADS[-1]:
+            result["read_new_s"].append(_read_into_new_memory(place / "bytes", len(memory)))
     disk.remove(place)
+
+
+def _read_into_new_memory(path: Path, size: int) -> float:
+    """As a program has to that starts again: every page is touched for the first time."""
+    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        return seconds(lambda: read(path, memory, THREADS[-1]))

@@ -86,10 +86,10 @@ class Events:
 class Run:
     """One stay in a Checkpointer's block."""
 
-    def __init__(self, root: Path, policy: str, tracked: dict[str, Any]) -> None:
+    def __init__(self, root: Path, policy: str, tracked: dict[str, Any], keep: int = 1) -> None:
         self.root = root
         self.events = Events(root)
-        self.ckpt = Checkpointer(root, policy=policy, keep=1, **tracked)
+        self.ckpt = Checkpointer(root, policy=policy, keep=keep, **tracked)
         self._saved = 0
         self._idle = root.with_name(f"{root.name}-idle")
         self._make_idle()

@@ -118,6 +118,12 @@ def _cell(grid: Grid, cell: Cell) -> str:
     parts = [f"## {cell}", table(head, rows), _limits(limits)]
     failures = sorted(set(grid.restore_failures(cell)))
     parts += [f"A restore failed: {why}" for why in failures]
+    new = grid.restores(cell, cached=False, empty=True)
+    if new and limits is not None:
+        parts.append(
+            "hpc_ckpt restored into an optimizer that has not stepped, so into memory new to the "
+            f"process: {between(new)}; a raw read into new memory: {between(limits.read_new())}."
+        )
     skipped = grid.background(cell).every("skipped_s")
     if skipped:
         parts.append(

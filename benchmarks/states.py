@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 GIB = 1 << 30
 MEMBERS = ("exp_avg", "exp_avg_sq", "step")
+BLOCK = 1 << 24
+"""Elements of noise that are drawn; further apart than any compressor looks."""
 
 
 class Shape(str, Enum):
@@ -74,18 +76,20 @@ class State:
 
 def build(gib: float, shape: Shape, *, frozen: float = 0.0) -> State:
     """A state of this size in all; `frozen` is the share of its bytes that is never trained."""
-    torch.manual_seed(0)
+    noise = Noise()
     elements = round(gib * GIB / 4)
-    trained = _parameters(round(elements * (1 - frozen) / 3), shape)
+    trained = _parameters(round(elements * (1 - frozen) / 3), shape, noise)
     model = nn.ParameterDict({f"p{index:03}": one for index, one in enumerate(trained)})
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
     if frozen:
-        for index, one in enumerate(_parameters(round(elements * frozen), shape)):
+        for index, one in enumerate(_parameters(round(elements * frozen), shape, noise)):
             model[f"f{index:03}"] = one.requires_grad_(False)
     _give_gradients(trained)
     state = State(model, optimizer)
     state.advance()
-    _fill_moments(state)
+    for kept in state.optimizer.state.values():
+        noise.fill(kept["exp_avg"])
+        noise.fill(kept["exp_avg_sq"]).square_()
     return state
 
 
@@ -95,9 +99,27 @@ def without_moments(state: State) -> State:
     return State(state.model, torch.optim.Adam(parameters, lr=1e-4, fused=True))
 
 
-def _parameters(elements: int, shape: Shape) -> list[nn.Parameter]:
+class Noise:
+    """Random content by the block: drawing 4 GiB of it would take longer than any save."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self._block = torch.randn(BLOCK)
+        self._at = 0
+
+    def fill(self, tensor: Tensor) -> Tensor:
+        """Each tensor begins elsewhere in the block."""
+        flat, done = tensor.view(-1), 0
+        while done < len(flat):
+            length = min(len(flat) - done, BLOCK - self._at)
+            flat[done : done + length] = self._block[self._at : self._at + length]
+            done, self._at = done + length, (self._at + length + 1) % BLOCK
+        return tensor
+
+
+def _parameters(elements: int, shape: Shape, noise: Noise) -> list[nn.Parameter]:
     each = elements // shape.parameters
-    return [nn.Parameter(torch.empty(each).normal_()) for _ in range(shape.parameters)]
+    return [nn.Parameter(noise.fill(torch.empty(each))) for _ in range(shape.parameters)]
 
 
 def _give_gradients(parameters: list[nn.Parameter]) -> None:
@@ -105,12 +127,6 @@ def _give_gradients(parameters: list[nn.Parameter]) -> None:
     gradient = torch.empty_like(parameters[0]).normal_()
     for parameter in parameters:
         parameter.grad = gradient
-
-
-def _fill_moments(state: State) -> None:
-    for kept in state.optimizer.state.values():
-        kept["exp_avg"].normal_()
-        kept["exp_avg_sq"].uniform_()
 
 
 def tensors(count: int) -> dict[str, Tensor]:

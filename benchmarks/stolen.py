@@ -20,6 +20,9 @@ from .peers import BY_NAME
 from .states import Shape, build
 from .work import STEP_S, Loaded, Work
 
+KEEP = 2
+"""The least that does not make every commit read itself back before the older one goes."""
+
 
 class Contender(Protocol):
     """Saves at given steps of a training loop."""
@@ -43,7 +46,7 @@ class Ours:
         work = loaded.work
         tracked = {"model": work.model, "optimizer": work.optimizer, "ballast": loaded.ballast}
         self._loaded = loaded
-        self._run = Run(directory, f"every {every} steps", tracked)
+        self._run = Run(directory, f"every {every} steps", tracked, KEEP)
         self._inside = self._run.entered()
         self._inside.__enter__()
         self._step = 0
@@ -59,7 +62,7 @@ class Ours:
         return took
 
     def busy(self) -> bool:
-        """Until the checkpoint before this one is removed: reading back is stolen time, too."""
+        """Until a checkpoint that is surplus now is removed: that is stolen time, too."""
         events, now = self._run.events, time.perf_counter()
         events.look()
         committed = events.find("save.committed", step=self._step)
@@ -67,8 +70,8 @@ class Ours:
             return True
         if not self._saves or self._saves[-1] is not committed:
             self._saves.append(committed)
-            first = len(self._saves) == 1
-            self._tidy_until = now + (2 * committed["save_s"] if first else TIDY_S)
+            removes = len(self._saves) > KEEP
+            self._tidy_until = now + (TIDY_S if removes else 0.0)
         since = next(i for i, one in enumerate(events.seen) if one is committed)
         return now < self._tidy_until and events.find("removed", since) is None
 

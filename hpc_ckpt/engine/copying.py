@@ -42,9 +42,7 @@ class Copier:
 
         `addresses`: where each lies, if somebody has asked already.
         """
-        if self._sorted is None:
-            self._sorted = _Sorted(values, self._targets)
-        kinds, lies_at = self._sorted, addresses or [address_of(value) for value in values]
+        kinds, lies_at = self._kinds(values), addresses or [address_of(value) for value in values]
         devices = [_DeviceCopy(device) for device in kinds.on_device]
         begun: list[_DeviceCopy] = []
         try:
@@ -61,13 +59,26 @@ class Copier:
             for device in begun:
                 device.wait()
 
+    def learn(self, values: Sequence[Value], addresses: Sequence[int]) -> None:
+        """What copy() finds out the first time; nothing is copied, nothing kept alive."""
+        for number in self._kinds(values).small:
+            self._source(number, addresses[number])
+
+    def _kinds(self, values: Sequence[Value]) -> _Sorted:
+        if self._sorted is None:
+            self._sorted = _Sorted(values, self._targets)
+        return self._sorted
+
+    def _source(self, number: int, address: int) -> None:
+        self._known[number] = address
+        self._sources[number] = view_at(address, len(self._targets[number]))
+
     def _copy_small(self, lies_at: Sequence[int], numbers: Sequence[int]) -> None:
         """Only addresses are remembered: nothing of the program's is kept alive by them."""
         targets, sources, known = self._targets, self._sources, self._known
         for number in numbers:
             if lies_at[number] != known[number]:
-                known[number] = lies_at[number]
-                sources[number] = view_at(lies_at[number], len(targets[number]))
+                self._source(number, lies_at[number])
             targets[number][:] = sources[number]
 
     def _copy_large(self, lies_at: Sequence[int], numbers: Sequence[int]) -> None:

@@ -131,6 +131,8 @@ class Camera:
         self._outline: Outline | None = None
         self._plan: _Plan | None = None
         self._steady: frozenset[str] = frozenset()
+        self._planned_for: Match | None = None
+        """The state that plan() saw, until warm() has looked at it too."""
         self.pinned = False
 
     @property
@@ -165,14 +167,19 @@ class Camera:
         if self._outline is None or found is None:
             self._outline = None
             return check(state)
-        self._steady = steady
+        self._steady, self._planned_for = steady, found
         return self._plan_of(self._outline, found).total
 
     def warm(self, size: int) -> None:
         """Make the first buffer and let the kernel find its pages, before it is needed."""
-        slot = self._slots[0]
-        if slot.memory is None and not self.pinned:
-            _touch(slot.sized(size, pinned=False))
+        slot, outline, found = self._slots[0], self._outline, self._planned_for
+        self._planned_for = None
+        if slot.memory is not None or self.pinned:
+            return
+        _touch(slot.sized(size, pinned=False))
+        if self._plan is not None and outline is not None and found is not None:
+            copier = slot.prepare(self._plan, pinned=False)
+            copier.learn(*_stored(outline, found))
 
     @property
     def can_grow(self) -> bool:
@@ -214,8 +221,8 @@ class Camera:
         if found is None or outline is None:
             return self._take_afresh(state, slot)
         plan = self._plan or self._plan_of(outline, found)
-        values = [found.values[number] for number in outline.stored]
-        addresses = [found.addresses[number] for number in outline.stored]
+        values, addresses = _stored(outline, found)
+        self._planned_for = None
         found.values, found.addresses = [], []  # the tree is made later, and needs none of them
         return self._copied(plan, slot, values, addresses, lambda: outline.tree(found))
 
@@ -291,6 +298,12 @@ class Camera:
         taken = (one.memory for one in self._slots if one is not slot and one.taken)
         held = sum(len(memory) for memory in taken if memory is not None)
         return held == 0 or held + self._plan.total <= self._limit
+
+
+def _stored(outline: Outline, found: Match) -> tuple[list[Value], list[int]]:
+    """The leaves that are written, each once, and where they lie."""
+    stored = outline.stored
+    return [found.values[number] for number in stored], [found.addresses[n] for n in stored]
 
 
 def _release(slot: Slot) -> None:

@@ -9,6 +9,7 @@ find nothing changed. In doubt no leaf is named; it is then read into memory of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,13 +31,20 @@ def targets(tracked: Mapping[str, Any], saved: Node) -> dict[str, torch.Tensor]:
     if not isinstance(saved, dict) or set(saved) != set(tracked):
         return {}
     try:
-        return {
+        found = {
             name: tensor
             for key, value in tracked.items()
             for name, tensor in _targets_of(value, saved[key])
         }
     except _Doubt:
         return {}
+    # Two leaves in one place would spoil each other before they are digested.
+    return found if _are_apart(found.values()) else {}
+
+
+def _are_apart(values: Iterable[torch.Tensor]) -> bool:
+    places = sorted((value.data_ptr(), value.nbytes) for value in values)
+    return all(start + length <= following for (start, length), (following, _) in pairwise(places))
 
 
 def _targets_of(value: Any, node: Node) -> Iterable[tuple[str, torch.Tensor]]:
@@ -124,8 +132,7 @@ def _optimizer_targets(optimizer: Any, node: Node) -> Iterable[tuple[str, torch.
             if fields is None or not _is_one_stretch(fields, value):
                 return ()
             found[fields["leaf"]] = value
-    apart = len({value.data_ptr() for value in found.values()}) == len(found)
-    return found.items() if apart else ()
+    return found.items()
 
 
 def _is_plain_memory(value: torch.Tensor) -> bool:

@@ -138,6 +138,7 @@ def test_what_can_be_read_without_waiting_is_cached(
         return PAGE
 
     monkeypatch.setattr(os, "preadv", read)
+    monkeypatch.setattr(fsio, "_cached_pages", lambda descriptor: None)
     assert fsio.is_cached(descriptor, size)
     last = max(size - 1, 0) // PAGE * PAGE
     assert [0, size // 2 // PAGE * PAGE] == asked[:2]
@@ -160,4 +161,25 @@ def test_what_would_have_to_wait_is_not_cached(
         return PAGE
 
     monkeypatch.setattr(os, "preadv", read)
+    monkeypatch.setattr(fsio, "_cached_pages", lambda descriptor: None)
     assert not fsio.is_cached(descriptor, 10 * PAGE)
+
+
+@pytest.mark.parametrize(("pages", "expected"), [(0, False), (3, False), (8, False), (9, True)])
+def test_where_the_kernel_counts_nothing_is_read(
+    descriptor: int, pages: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine tenths of the file are as good as all of it; a few pages are not."""
+
+    def read(*_: Any) -> int:
+        raise AssertionError("a page was read to find out")
+
+    monkeypatch.setattr(os, "preadv", read)
+    monkeypatch.setattr(fsio, "_cached_pages", lambda descriptor: pages)
+    assert expected == fsio.is_cached(descriptor, 10 * PAGE)
+
+
+def test_the_kernel_counts_what_was_just_written(descriptor: int) -> None:
+    """The real call: as many pages as were written, or it says that it cannot count."""
+    os.pwrite(descriptor, bytes(10 * PAGE), 0)
+    assert fsio._cached_pages(descriptor) in (10 * PAGE // mmap.PAGESIZE, None)
