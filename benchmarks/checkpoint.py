@@ -138,14 +138,15 @@ def _earlier(folder: Path) -> list[Record]:
 
 
 def _records(runner: Runner, plan: Plan, known: Known) -> Iterator[Record]:
-    if "grid" in plan.only:
+    """Every size and row once, then the second rounds."""
+    for turn in range(max(plan.rounds_at(gib) for gib in plan.sizes)):
         for gib in plan.sizes:
-            for turn in range(plan.rounds_at(gib)):
+            if "grid" in plan.only and turn < plan.rounds_at(gib):
                 for shape in Shape:
                     yield from _round(runner, plan, gib, shape, turn, known)
-    for job in _rows(plan):
-        if not known.has(job):
-            yield runner.run(job)
+        for job in _rows(plan) if turn == 0 else ():
+            if not known.has(job):
+                yield runner.run(job)
 
 
 def _round(

@@ -29,7 +29,7 @@ class Target:
 
     def __init__(self, pieces: list[np.ndarray]) -> None:
         size = sum(piece.nbytes for piece in pieces)
-        self.memory = mmap.mmap(-1, -(-size // PAGE) * PAGE)
+        self.memory = private_memory(-(-size // PAGE) * PAGE)
         self.array = np.frombuffer(self.memory, dtype=np.uint8)
         self.array.fill(1)
         ends = np.cumsum([piece.nbytes for piece in pieces])
@@ -56,6 +56,13 @@ class Target:
                 ctypes.memmove(to, source, size)
 
         return move
+
+
+def private_memory(size: int) -> mmap.mmap:
+    """In huge pages where the system has them: what a copy can be given at its best."""
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _copy(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
@@ -166,6 +173,5 @@ def _measure_disk(
 
 def _read_into_new_memory(path: Path, size: int) -> float:
     """As a program has to that starts again: every page is touched for the first time."""
-    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    with private_memory(size) as memory:
         return seconds(lambda: read(path, memory, THREADS[-1]))
