@@ -35,7 +35,7 @@ format: $(STAMPS)/installed-dev  ## let ruff write what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMPS)/installed-bench  ## checkpoints beside their peers and the machine's limits (hours)
+bench: $(STAMPS)/installed-bench  ## checkpoints beside their peers and the machine's limits (an hour and a half)
 	$(BENCH)/python -m benchmarks.checkpoint
 
 bench-quick: $(STAMPS)/installed-bench  ## the same in minutes: shows that it runs, not how fast

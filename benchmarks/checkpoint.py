@@ -29,7 +29,7 @@ QUICK_RESULTS = PROJECT / "build" / "bench-quick"
 UNFINISHED = PROJECT / "build" / "bench-unfinished"
 SCRATCH = PROJECT / "build" / "bench"
 SIZES = (0.1, 1.0, 4.0)
-SAVES = {0.1: 4, 1.0: 3, 4.0: 2}
+SAVES = {0.1: 4, 1.0: 3, 4.0: 1}
 RESTORES = (
     {"cached": False, "empty": False},
     {"cached": True, "empty": False},
@@ -52,7 +52,7 @@ class Plan:
 
     def rounds_at(self, gib: float) -> int:
         """Fewer where each takes long."""
-        return self.rounds or (1 if gib >= 4 else 2)
+        return self.rounds or (1 if gib >= 1 else 2)
 
     @property
     def row_gib(self) -> float:
@@ -72,7 +72,7 @@ def main() -> None:
     options.scratch.mkdir(parents=True)
     runner = Runner(options.scratch, options.patience)
     about = machine.describe(options.scratch)
-    about |= {"quick": plan.quick, "rounds": plan.rounds or "2, at 4 GiB 1"}
+    about |= {"quick": plan.quick, "rounds": plan.rounds or "2 at 0.1 GiB, 1 above"}
     records = _earlier(UNFINISHED) if options.resume else []
     about["sittings"] = 1 + max((one.get("sitting", 0) for one in records), default=0)
     try:
@@ -88,7 +88,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="0.1 GiB and one round: does it run?")
-    parser.add_argument("--rounds", type=int, help="rounds of every size (2; 1 at 4 GiB)")
+    parser.add_argument("--rounds", type=int, help="rounds of every size (2; 1 from 1 GiB on)")
     parser.add_argument("--sizes", type=float, nargs="+", choices=SIZES, help="in GiB")
     parser.add_argument("--only", nargs="+", choices=ROWS, default=ROWS, help="some of the rows")
     parser.add_argument("--contenders", nargs="+", default=(), help="some of the contenders")
