@@ -78,7 +78,8 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
     with Checkpointer("runs/gpt", model=model, optimizer=optimizer, scheduler=scheduler) as ckpt:
         for epoch in ckpt.epochs(EPOCHS):
-            for number, codes in enumerate(ckpt.batches(loader)):
+            batches = ckpt.batches(loader)
+            for number, codes in enumerate(batches, batches.start):
                 with torch.autocast("cpu", torch.bfloat16):
                     letters = model(codes[:, :-1])
                     loss = nn.functional.cross_entropy(letters.transpose(1, 2), codes[:, 1:])

@@ -8,6 +8,7 @@ restores; state/ knows the tracked objects and the data position.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -25,8 +26,7 @@ from .runtime.ending import Ending
 from .runtime.running import Running, Wishes
 from .runtime.session import enter
 from .settings import Keep
-from .state.data import untracked
-from .state.plain import refuse_unless_plain
+from .state.plain import as_plain
 from .state.registry import Registry
 
 __all__ = ["Checkpointer", "Pending", "Restored", "best", "latest", "load"]
@@ -122,14 +122,16 @@ class Checkpointer:
     ) -> Iterable[Any]:
         """The batches of `loader`; goes on with the one after the last that was trained on.
 
-        With track=False (evaluation) nothing is kept and the random numbers are left alone.
+        After a resume the first one has the number `.start`, for loops that count:
+        `enumerate(batches, batches.start)`. With track=False (evaluation) nothing is kept and
+        the random numbers are left alone.
         """
         live = self._entered()
         if track:
             return live.data.batches(
                 loader, name, stopped=lambda: live.ending.latched, resumed=live.rewind_rng
             )
-        return _until_latched(untracked(loader), live.ending)
+        return _until_latched(live.data.evaluation(loader, name, live.step), live.ending)
 
     def steps(self, n: int | None = None) -> Iterator[int]:
         """Step numbers, up to `n` over the whole chain: for loops without epochs."""
@@ -168,7 +170,8 @@ class Checkpointer:
         return reason is not None
 
     def save(self, reason: str = "asked for by the program", wait: bool = False) -> Pending:
-        """Save now, between two iterations; inside one, or while busy, at the next step().
+        """Save now, between two iterations; inside one, or while busy, at the next step() that
+        may save: with gradient accumulation the one after the optimizer's next step.
 
         Call it last: a resumed run goes on with the next batch, or after the last batch with
         the next epoch.
@@ -180,7 +183,14 @@ class Checkpointer:
         inside = live.inside_iteration()
         if wait and inside:
             raise UserError("save(wait=True) inside an iteration: call it after step()")
-        if inside or not (live.engine.ready or wait):
+        if wait and live.accumulating:
+            warnings.warn(
+                "save(wait=True) between the micro-batches of an accumulation: their gradients "
+                "are not saved. Call it after the optimizer has stepped",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if inside or (not wait and (live.accumulating or not live.engine.ready)):
             return live.boundary.request(reason)
         with live.stalling():
             if wait:
@@ -196,9 +206,7 @@ class Checkpointer:
         Text, numbers, truth values, None, and lists and dicts of those; `hpc-ckpt ls --long`
         shows them. A value given again replaces the one before.
         """
-        for name, value in values.items():
-            refuse_unless_plain(value, name)
-        self._described.update(values)
+        self._described.update({name: as_plain(value, name) for name, value in values.items()})
 
     # ── what is known ─────────────────────────────────────────────────────────────────────
     @property

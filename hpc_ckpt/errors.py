@@ -80,6 +80,11 @@ class CorruptCheckpoint(CheckpointError):
         self.defects = tuple(defects)
         super().__init__(f"{path}: " + "; ".join(str(defect) for defect in self.defects))
 
+    @property
+    def passing(self) -> bool:
+        """It could not be looked at, which says nothing about what is in it."""
+        return any(getattr(defect, "passing", False) for defect in self.defects)
+
 
 class ManifestError(CheckpointError):
     """Bytes that are not a manifest, or fields no manifest may have; names the defect."""

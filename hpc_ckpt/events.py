@@ -39,6 +39,7 @@ class Event(str, Enum):
     TIER_FAILED = "tier.failed"  # tier, error: the save went to the run directory
     NO_ROOM = "no_room"  # tier, problem
     SAVE_FAILED = "save.failed"  # step, error
+    SAVE_STUCK = "save.stuck"  # step, tier: it hangs in the file system, training goes on
     DRAINED = "drained"  # checkpoint, tier, bytes, seconds
     DRAIN_FAILED = "drain.failed"  # checkpoint, tier, error
     DRAIN_DROPPED = "drain.dropped"  # checkpoint, reason

@@ -42,11 +42,19 @@ class Row:
         for number in range(min(threads, self._count) - 1):
             # A daemon: a file system that hangs must not keep a finished program from ending.
             threading.Thread(target=self.help, name=f"hpc-ckpt-row-{number}", daemon=True).start()
-        self.help()
+        try:
+            self.help()
+        finally:
+            self._settle()
+        if self._error is not None:
+            raise self._error
+
+    def _settle(self) -> None:
+        """Also after an interrupt, which may come between two pieces: whoever returns from run()
+        may give back the memory and the files that the others work on."""
         with self._changed:
+            self._next = self._count
             self._changed.wait_for(lambda: self._under_way == 0)
-            if self._error is not None:
-                raise self._error
 
     def help(self) -> None:
         """Take pieces until none is left to take; errors are run()'s to raise."""

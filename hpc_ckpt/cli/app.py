@@ -272,9 +272,14 @@ def import_checkpoint(
         list[str] | None,
         typer.Option("--rename", metavar="OLD=NEW", help="A part by the name it is tracked by."),
     ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option("--skip", metavar="NAME", help="A part that the program does not track."),
+    ] = None,
 ) -> None:
     """Make a run directory of an existing torch checkpoint, for a program to go on from."""
     options = [f"--rename={one}" for one in rename or ()]
+    options += [f"--skip={one}" for one in skip or ()]
     options += [] if step is None else [f"--step={step}"]
     options += [] if epoch is None else [f"--epoch={epoch}"]
     _exchange("import", str(source), str(_root(root)), *options)

@@ -35,14 +35,16 @@ class Copier:
         self._places = places
         self._known: list[int] = [0] * len(places)
         self._sources: list[Any] = [None] * len(places)
-        self._sorted: _Sorted | None = None
+        self._kinds: Kinds | None = None
 
     def copy(self, values: Sequence[Value], addresses: Sequence[int] | None = None) -> None:
         """All bytes are in the buffer when this returns. The values' form never changes.
 
         `addresses`: where each lies, if somebody has asked already.
         """
-        kinds, lies_at = self._kinds(values), addresses or [address_of(value) for value in values]
+        if self._kinds is None:
+            self._kinds = Kinds(values, self._places)
+        kinds, lies_at = self._kinds, addresses or [address_of(value) for value in values]
         devices = [_DeviceCopy(device) for device in kinds.on_device]
         begun: list[_DeviceCopy] = []
         try:
@@ -59,15 +61,11 @@ class Copier:
             for device in begun:
                 device.wait()
 
-    def learn(self, values: Sequence[Value], addresses: Sequence[int]) -> None:
-        """What copy() finds out the first time; nothing is copied, nothing kept alive."""
-        for number in self._kinds(values).small:
+    def learn(self, kinds: Kinds, addresses: Sequence[int]) -> None:
+        """What copy() would find out the first time; nothing is copied, nothing kept alive."""
+        self._kinds = kinds
+        for number in kinds.small:
             self._source(number, addresses[number])
-
-    def _kinds(self, values: Sequence[Value]) -> _Sorted:
-        if self._sorted is None:
-            self._sorted = _Sorted(values, self._targets)
-        return self._sorted
 
     def _source(self, number: int, address: int) -> None:
         self._known[number] = address
@@ -103,23 +101,26 @@ class Copier:
         Row(len(batches) - 1, move).run(THREADS if total >= _WORTH_A_THREAD else 1)
 
 
-class _Sorted:
-    """Which value is copied in which way; of a form, so it holds for all values of that form."""
+class Kinds:
+    """Which value is copied in which way; of a form, so it holds for all values of that form.
 
-    def __init__(self, values: Sequence[Value], targets: Sequence[memoryview]) -> None:
+    Made at a step boundary: in between, a program may give a parameter other memory for a while.
+    """
+
+    def __init__(self, values: Sequence[Value], places: Sequence[tuple[int, int]]) -> None:
         self.small: list[int] = []
         self.large: list[int] = []
         self.odd: list[int] = []
         """Strided, conjugated or otherwise not a plain stretch of host memory."""
         self.on_device: dict[torch.device, list[int]] = {}
-        for number, (value, target) in enumerate(zip(values, targets, strict=True)):
-            if not target.nbytes:
+        for number, (value, (start, end)) in enumerate(zip(values, places, strict=True)):
+            if start == end:
                 continue
             if isinstance(value, torch.Tensor) and on_device(value):
                 self.on_device.setdefault(value.device, []).append(number)
             elif not _is_plain(value):
                 self.odd.append(number)
-            elif target.nbytes < LARGE:
+            elif end - start < LARGE:
                 self.small.append(number)
             else:
                 self.large.append(number)

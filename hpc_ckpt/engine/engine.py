@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .. import __version__, preflight
-from ..errors import Fenced
+from ..errors import Fenced, UnsupportedState
 from ..events import Event, EventLog
 from ..format.manifest import Manifest, ShardRecord
 from ..lease import Lease
@@ -39,6 +39,8 @@ from .times import SaveTimes
 log = logging.getLogger("hpc_ckpt")
 
 NICE = 10
+STUCK_S = 60.0
+"""A save that takes so long, and four times as long as any before, hangs in its file system."""
 WORTH_WARMING = 64 * 1024**2
 
 
@@ -78,6 +80,9 @@ class _Order:
     pace: Pace
     began_s: float
     stall_s: float
+    urgent: bool
+    given_up: bool = False
+    """It hangs: nobody waits for it any more."""
 
 
 class Engine:
@@ -207,7 +212,7 @@ class Engine:
     def _warm(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except (OSError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001 - a device's allocator raises what it likes; the next save asks again
             log.warning("no memory for a buffer yet: %s", one_line(error))
         finally:
             self._warming = False
@@ -230,6 +235,8 @@ class Engine:
         """
         if self._warming:
             self._urgent.wait()
+        if urgent and not self._camera.ready:
+            self._grow()
         pending = pending or Pending(about.reason)
         began, self.failed_at_s = self._clock(), None
         self._pacing.interval_s = began - self.snapshot_s
@@ -245,8 +252,10 @@ class Engine:
         try:
             with uncollected():
                 snapshot = self._camera.take(capture(), self._steady.expected)
-        except (OSError, MemoryError) as error:
-            self._failed(pending, error, save_s=self._clock() - began)
+        except UnsupportedState:
+            raise
+        except Exception as error:  # noqa: BLE001 - no memory, no thread, a setting outgrown: training goes on
+            self._failed(pending, error, save_s=self._clock() - began, flush=False)
             return pending
         order = _Order(
             snapshot=snapshot,
@@ -256,6 +265,7 @@ class Engine:
             pace=self._pacing.pace(snapshot.size, urgent=urgent),
             began_s=began,
             stall_s=self._clock() - began,
+            urgent=urgent,
         )
         pending.hurry = self.hurry
         self._orders.append(order)
@@ -265,7 +275,31 @@ class Engine:
 
     def _tier(self, size: int, *, urgent: bool, within_s: float | None) -> Tier:
         stack = self._publisher.stack
-        return stack.choose(size, within_s) if urgent else stack.first
+        chosen = stack.choose(size, within_s) if urgent else stack.first
+        hanging = {order.tier.name for order in tuple(self._orders) if order.given_up}
+        return stack.home if chosen.name in hanging else chosen
+
+    def take_stuck(self) -> str | None:
+        """Said once of each save that hangs; its thread is left behind, and its tier avoided."""
+        known = self._times.save_s or 0.0
+        for order in tuple(self._orders):
+            took_s = self._at_full_speed(order)
+            if order.given_up or took_s < max(STUCK_S, 4 * known):
+                continue
+            order.given_up = True
+            if order.urgent:
+                self._urgent = Worker("hpc-ckpt-urgent")
+            else:
+                self._background = Worker("hpc-ckpt-persist", nice=NICE)
+            self._publisher.events.emit(
+                Event.SAVE_STUCK, flush=False, step=order.about.step, tier=order.tier.name
+            )
+            return (
+                f"the save of step {order.about.step} hangs in tier {order.tier.name} "
+                f"({order.tier.path_of(CheckpointKey(0, 0)).parent}) since {took_s:.0f} s; "
+                "training goes on"
+            )
+        return None
 
     def hurry(self) -> None:
         """Somebody waits: what is under way goes on at full speed."""
@@ -346,7 +380,9 @@ class Engine:
         full_s = self._at_full_speed(order)
         self._times.add(stall_s=order.stall_s, save_s=full_s)
         self._publisher.stack.note(order.tier, committed.size, full_s)
-        self.committed, self._newest = committed, committed.key
+        # One that hung may end after newer ones.
+        if self._newest is None or self._newest <= committed.key:
+            self.committed, self._newest = committed, committed.key
         self._publisher.events.emit(
             Event.COMMITTED,
             step=about.step,
@@ -384,13 +420,17 @@ class Engine:
             shards=shards,
         )
 
-    def _failed(self, pending: Pending, error: Exception, *, save_s: float) -> None:
+    def _failed(
+        self, pending: Pending, error: Exception, *, save_s: float, flush: bool = True
+    ) -> None:
         if isinstance(error, Fenced):
             self._overtaken(error)
         else:
             # How long it took to fail says how long the next attempt may take.
             self._times.add(stall_s=0.0, save_s=save_s)
-            self._publisher.events.emit(Event.SAVE_FAILED, step=pending.step, error=one_line(error))
+            self._publisher.events.emit(
+                Event.SAVE_FAILED, flush=flush, step=pending.step, error=one_line(error)
+            )
             self._failure = (pending, error)
             self.failed_at_s = time.time()
         log.warning("save of step %s failed: %s", pending.step, one_line(error))
@@ -407,6 +447,7 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "hpc_ckpt": __version__,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
     }
 
 

@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,9 +128,10 @@ def import_file(
     step: int | None = None,
     epoch: int | None = None,
     rename: Mapping[str, str] | None = None,
+    skip: Collection[str] = (),
 ) -> str:
     """Make a run directory with one checkpoint; returns what was done, for people."""
-    found = sorted_out(_read(source), rename or {})
+    found = sorted_out(_read(source), rename or {}, skip)
     found.step = found.step if step is None else step
     found.epoch = found.epoch if epoch is None else epoch
     rundir = RunDir(root)
@@ -140,7 +141,8 @@ def import_file(
     left_out = f"; left out: {', '.join(found.left_out)}" if found.left_out else ""
     return (
         f"wrote {path}: {', '.join(found.tracked)}; goes on after step {found.step} with epoch "
-        f"{found.epoch}{left_out}"
+        f"{found.epoch}{left_out}. The program has to track parts of these names; --skip leaves "
+        "one out, --rename OLD=NEW gives it another"
     )
 
 
@@ -158,20 +160,31 @@ def _read(source: Path) -> Any:
         raise UserError(f"{source} cannot be read without running code from it: {why}") from error
 
 
-def sorted_out(loaded: Any, rename: Mapping[str, str]) -> Sorted:
+def sorted_out(loaded: Any, rename: Mapping[str, str], skip: Collection[str] = ()) -> Sorted:
     """By the habits of training scripts: parts under their names, counters, and other things."""
     if not isinstance(loaded, dict) or not loaded:
         raise UserError(f"it holds a {type(loaded).__name__}, not a dict of states")
     if all(isinstance(value, torch.Tensor) for value in loaded.values()):
         return Sorted({rename.get("model", "model"): loaded})
+    for key in (*rename, *skip):
+        if key not in loaded:
+            raise UserError(f"there is no {key!r} in it; it holds {', '.join(map(str, loaded))}")
     found = Sorted()
     for key, value in loaded.items():
-        if key in _STEP_KEYS and type(value) is int:
+        if key in skip:
+            found.left_out.append(str(key))
+        elif key in _STEP_KEYS and type(value) is int:
             found.step = value
         elif key in _EPOCH_KEYS and type(value) is int:
             found.epoch = value + 1  # scripts save the one they have just done
         elif isinstance(value, (dict, list, torch.Tensor)) and key not in rename.values():
-            found.tracked[rename.get(key, _plain_name(str(key)))] = value
+            name = rename.get(key, _plain_name(str(key)))
+            if name in found.tracked:
+                raise UserError(
+                    f"{key!r} and another part are both called {name!r}: leave one out with "
+                    f"--skip, or give it another name with --rename {key}=NAME"
+                )
+            found.tracked[name] = value
         else:
             found.left_out.append(str(key))
     if not found.tracked:
@@ -241,7 +254,12 @@ def _do(options: argparse.Namespace) -> str:
         return export(options.source, options.target, options.part, force=options.force)
     rename = dict(_assignment(text) for text in options.rename)
     return import_file(
-        options.source, options.target, step=options.step, epoch=options.epoch, rename=rename
+        options.source,
+        options.target,
+        step=options.step,
+        epoch=options.epoch,
+        rename=rename,
+        skip=options.skip,
     )
 
 
@@ -257,6 +275,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs.choices["import"].add_argument("--step", type=_count)
     verbs.choices["import"].add_argument("--epoch", type=_count)
     verbs.choices["import"].add_argument("--rename", action="append", default=[])
+    verbs.choices["import"].add_argument("--skip", action="append", default=[])
     return parser
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -22,6 +23,8 @@ from ..tiers.base import Committed, Staging, Tier
 from ..tiers.writing import Pace
 from .snapshot import Snapshot
 from .steady import Steady
+
+log = logging.getLogger("hpc_ckpt")
 
 
 def persist(
@@ -174,6 +177,9 @@ class Worker:
                 return
             try:
                 work()
+            except Exception:
+                # Without this thread no save would ever end again, and who waits would hang.
+                log.exception("an error in thread %s", self._name)
             finally:
                 with self._changed:
                     self._left -= 1

@@ -107,7 +107,9 @@ def newest(stack: Stack, use: Callable[[Reader], None]) -> Found:
         place = skipped[0].path.parent
         told = "; ".join(str(one) for one in skipped)
         raise NoCheckpoint(
-            place, f"none of its checkpoints can be used ({told}). Move it away to start afresh"
+            place,
+            f"none of its checkpoints can be used ({told}). Move it away to start afresh, with "
+            "objects made anew: parts of what was read may be in those that were tracked",
         )
     return Found(None, None, ())
 
@@ -158,5 +160,11 @@ def differences(manifest: Manifest) -> list[str]:
         found.append(
             f"saved with torch {saved}, running with torch {here}: results may differ in the "
             "last bits"
+        )
+    before, now = manifest.versions.get("cpu"), torch.backends.cpu.get_cpu_capability()
+    if before is not None and before != now:
+        found.append(
+            f"saved on a processor with {before}, running on one with {now}: results may differ "
+            "in the last bits; set ATEN_CPU_CAPABILITY to the lesser of the two for all links"
         )
     return found

@@ -22,7 +22,7 @@ from ..state.leaves import Value
 from ..state.outline import Match, Outline, outline_of
 from ..state.tree import encode
 from ..units import format_size
-from .copying import Copier, buffer_for, on_device
+from .copying import Copier, Kinds, buffer_for, on_device
 
 SLOTS = 2
 """One is written while the other takes the next snapshot."""
@@ -131,8 +131,8 @@ class Camera:
         self._outline: Outline | None = None
         self._plan: _Plan | None = None
         self._steady: frozenset[str] = frozenset()
-        self._planned_for: Match | None = None
-        """The state that plan() saw, until warm() has looked at it too."""
+        self._known: tuple[Kinds, list[int]] | None = None
+        """What plan() saw of the values, for warm()."""
         self.pinned = False
 
     @property
@@ -167,19 +167,20 @@ class Camera:
         if self._outline is None or found is None:
             self._outline = None
             return check(state)
-        self._steady, self._planned_for = steady, found
-        return self._plan_of(self._outline, found).total
+        self._steady = steady
+        plan = self._plan_of(self._outline, found)
+        values, addresses = _stored(self._outline, found)
+        self._known = (Kinds(values, plan.places), addresses)
+        return plan.total
 
     def warm(self, size: int) -> None:
         """Make the first buffer and let the kernel find its pages, before it is needed."""
-        slot, outline, found = self._slots[0], self._outline, self._planned_for
-        self._planned_for = None
+        slot = self._slots[0]
         if slot.memory is not None or self.pinned:
             return
         _touch(slot.sized(size, pinned=False))
-        if self._plan is not None and outline is not None and found is not None:
-            copier = slot.prepare(self._plan, pinned=False)
-            copier.learn(*_stored(outline, found))
+        if self._plan is not None and self._known is not None:
+            slot.prepare(self._plan, pinned=False).learn(*self._known)
 
     @property
     def can_grow(self) -> bool:
@@ -222,7 +223,6 @@ class Camera:
             return self._take_afresh(state, slot)
         plan = self._plan or self._plan_of(outline, found)
         values, addresses = _stored(outline, found)
-        self._planned_for = None
         found.values, found.addresses = [], []  # the tree is made later, and needs none of them
         return self._copied(plan, slot, values, addresses, lambda: outline.tree(found))
 

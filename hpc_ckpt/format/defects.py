@@ -6,7 +6,7 @@ Only names: format/verify.py finds defects, format/manifest.py raises some of th
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -39,6 +39,8 @@ class Defect:
     kind: DefectKind
     file: str
     detail: str
+    passing: bool = field(default=False, compare=False)
+    """The file system gave an error: it may be well again the next time somebody looks."""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.kind.value}: {self.detail}"

@@ -8,6 +8,7 @@ thread, and whatever the caller gives to be filled.
 from __future__ import annotations
 
 import bisect
+import errno
 import os
 import stat
 import threading
@@ -39,9 +40,15 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 class Broken(Exception):
     """Carries one defect out of a reading step."""
 
-    def __init__(self, kind: DefectKind, file: str, detail: str) -> None:
+    def __init__(self, kind: DefectKind, file: str, detail: str, *, passing: bool = False) -> None:
         super().__init__(detail)
-        self.defect = Defect(kind, file, detail)
+        self.defect = Defect(kind, file, detail, passing)
+
+
+def _refused_by_system(name: str, error: OSError) -> Broken:
+    detail = error.strerror or str(error)
+    lasting = error.errno in (errno.ELOOP, errno.ENOTDIR)  # not what it should be
+    return Broken(DefectKind.UNREADABLE, name, detail, passing=not lasting)
 
 
 class Span(NamedTuple):
@@ -92,11 +99,11 @@ def _opened(
     except FileNotFoundError:
         raise Broken(missing, name, "not there") from None
     except OSError as error:
-        raise Broken(DefectKind.UNREADABLE, name, error.strerror or str(error)) from None
+        raise _refused_by_system(name, error) from None
     try:
         yield descriptor
     except OSError as error:
-        raise Broken(DefectKind.UNREADABLE, name, error.strerror or str(error)) from None
+        raise _refused_by_system(name, error) from None
     finally:
         os.close(descriptor)
 
@@ -153,19 +160,29 @@ class _ShardRead:
             except OSError as error:
                 if not fsio.lacks_direct(error):
                     raise
-            # Another thread's next read may still fail this way and come here too.
-            fsio.set_direct(self._descriptor, direct=False)
-            self._direct = False
+            self._give_up_direct()
         return self._read_buffered(low, high)
 
     def _read_directly(self, low: int, high: int) -> Sequence[memoryview] | None:
         views = self._spanned(low, high)
         if views is not None and len(views) == 1 and fsio.is_aligned(views[0]):
-            return views if _read_pages(self._descriptor, views[0], low) == high - low else None
+            if _read_pages(self._descriptor, views[0], low) == high - low:
+                return views
+            return self._read_after_all(low, high)
         whole = self._own_buffer()[: fsio.round_up(high - low)]
         if _read_pages(self._descriptor, whole, low) < high - low:
-            return None
+            return self._read_after_all(low, high)
         return self._scattered(whole[: high - low], low, high)
+
+    def _read_after_all(self, low: int, high: int) -> Sequence[memoryview] | None:
+        """A direct read that stops in the middle of a page: the file's end, or a network's way."""
+        self._give_up_direct()
+        return self._read_buffered(low, high)
+
+    def _give_up_direct(self) -> None:
+        """Another thread's next read may still be direct and come here too."""
+        fsio.set_direct(self._descriptor, direct=False)
+        self._direct = False
 
     def _read_buffered(self, low: int, high: int) -> Sequence[memoryview] | None:
         views = self._spanned(low, high)

@@ -144,6 +144,9 @@ class Boundary:
             warnings.warn(
                 f"the next checkpoint may not fit: {problem}", RuntimeWarning, stacklevel=4
             )
+        stuck = self._parts.engine.take_stuck()
+        if stuck is not None:
+            warnings.warn(stuck, RuntimeWarning, stacklevel=4)
         error = self._parts.engine.take_failure()
         if error is None:
             return

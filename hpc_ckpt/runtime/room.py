@@ -23,11 +23,15 @@ FILES = 3
 class Room:
     """Of one run, in every tier."""
 
-    def __init__(self, stack: Stack, events: EventLog, memory: int | None) -> None:
+    def __init__(
+        self, stack: Stack, events: EventLog, memory: int | None, *, keep: int = 0
+    ) -> None:
         self._stack = stack
         self._events = events
         self._memory = memory
-        self._found: list[tuple[Tier, str]] = []
+        self._keep = keep
+        self._found: list[tuple[Tier, str, bool]] = []
+        """Where, what, and whether not even one checkpoint fits."""
 
     def check_memory(self, size: int) -> None:
         """A job that is killed for its memory at the first save has lost what came before."""
@@ -48,16 +52,31 @@ class Room:
         that could not be kept; later it is a warning, for what was saved stands.
         """
         found, self._found = self._found, []
-        for tier, problem in found:
-            if fresh and tier is self._stack.home:
+        for tier, problem, at_once in found:
+            if fresh and at_once and tier is self._stack.home:
                 raise UserError(problem)
-        return [problem for _, problem in found]
+        return [problem for _, problem, _ in found]
 
     def _look(self, size: int) -> None:
         for tier in self._stack.tiers:
             place = tier.path_of(CheckpointKey(0, 0)).parent
             quota = self._stack.wish(tier).quota
-            problem = preflight.check_storage(place, size, FILES, quota=quota)
-            if problem is not None:
+            for count in self._counts(tier):
+                needed = (count * size, count * FILES)
+                problem = preflight.check_storage(place, *needed, quota=quota)
+                if problem is None:
+                    continue
+                if count > 1:
+                    problem = f"{problem} ({self._keep} checkpoints are kept beside the next one)"
                 self._events.emit(Event.NO_ROOM, tier=tier.name, problem=problem)
-                self._found.append((tier, problem))
+                self._found.append((tier, problem, count == 1))
+                break
+
+    def _counts(self, tier: Tier) -> tuple[int, ...]:
+        """One has to fit now; as many as are kept, and the next beside them, later."""
+        try:
+            there = len(tier.keys())
+        except OSError:
+            there = 0
+        later = self._keep + 1 - there
+        return (1, later) if self._keep and later > 1 else (1,)

@@ -67,6 +67,8 @@ class Running:
         self.in_epoch = False
         self.in_iteration = False
         """A step number was handed out and step() not yet called."""
+        self.accumulating = False
+        """No optimizer had stepped at the last step(): there are gradients of its batch."""
         self.told_to_stop: str | None = None
         """poll() said so and no step() has come since."""
         self._stepped_here = False
@@ -84,7 +86,12 @@ class Running:
         self.metrics = Metrics()
         self.ending = Ending(session)
         origin = self._restore()
-        self._room = Room(session.stack, session.events, session.settings.memory)
+        self._room = Room(
+            session.stack,
+            session.events,
+            session.settings.memory,
+            keep=session.settings.keep.last,
+        )
         self._room.check_memory(snapshot.check(self._capture(self.place)))
         self._build(origin, entered_s)
 
@@ -228,6 +235,7 @@ class Running:
                 self.session.rundir.done_file.unlink(missing_ok=True)
                 self.session.events.emit(Event.REOPENED, flush=False, step=self.step)
         may_save = self.stepped.take()
+        self.accumulating = not may_save
         if may_save:
             stolen_s = self.meter.boundary(disturbed=self.engine.busy)
             if stolen_s is not None:

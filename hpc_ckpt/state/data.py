@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from ..errors import UnsupportedLoader, UserError
 from . import rng
 from .loading import OUTSIDE, Tag, Twin, start_sheltered
-from .sources import Source, source_of
+from .sources import Source, is_map_style, source_of
 
 _END = object()
 
@@ -49,10 +49,12 @@ class Position:
     def __post_init__(self) -> None:
         self.yielded = self.used
 
-    def finish(self) -> None:
-        """The pass ran to its end: all of it counts as used."""
+    def finish(self) -> Any:
+        """The pass ran to its end: all of it counts as used. What its source takes along."""
         self.used, self.exhausted = self.yielded, True
+        source = self.source
         self.source = self.kept = None  # a program that makes a loader per epoch gathers none
+        return source.keep() if source is not None and source.outlives_a_pass else None
 
     def to_json(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -121,6 +123,10 @@ class DataState:
         self._outside = _Scope(OUTSIDE)
         self._twins: WeakKeyDictionary[DataLoader[Any], dict[str, Twin]] = WeakKeyDictionary()
         self._read_once: list[object] = []
+        self._between: dict[str, Any] = {}
+        """What sources that outlive a pass said at the end of their last one."""
+        self._restored: set[str] = set()
+        """Those of them that have to be told so when they are first opened."""
 
     @property
     def epoch(self) -> int:
@@ -190,6 +196,7 @@ class DataState:
             "epoch": self.epoch,
             "positions": self._inside.to_json(),
             "outside": self._outside.to_json(),
+            "between": dict(self._between),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -198,6 +205,44 @@ class DataState:
         self._in_epoch = False
         self._inside = _Scope(int(state["epoch"]), state["positions"])
         self._outside = _Scope(OUTSIDE, state["outside"])
+        self._between = dict(state.get("between") or {})
+        self._restored = set(self._between)
+
+    def between(self, name: str) -> Any:
+        """For the first pass over a source after a restore: what it said after its last one."""
+        if name not in self._restored:
+            return None
+        self._restored.discard(name)
+        return self._between[name]
+
+    def finished(self, name: str, position: Position) -> None:
+        said = position.finish()
+        if said is not None:
+            self._between[name] = said
+
+    def evaluation(self, loader: Any, name: str, step: int) -> Iterator[Any]:
+        """A whole pass of which nothing is kept; neither the program's random numbers nor the
+        loader's are moved.
+
+        Of a map-style loader, what is random depends only on the seed, the name and the step: a
+        resumed run evaluates as the first one did.
+        """
+        if not is_map_style(loader):
+            return untracked(loader)
+        return self._evaluated(loader, f"{name} (evaluation)", step)
+
+    def _evaluated(self, loader: DataLoader[Any], name: str, step: int) -> Iterator[Any]:
+        source = source_of(loader, lambda one: self._twin(one, name))
+        tag = Tag(self.seed, name, self.epoch, step, self.rank, 0)
+        with rng.preserved():
+            batches = source.open(tag, 0, None)
+        while True:
+            with rng.preserved() if source.reads_here else nullcontext():
+                batch = next(batches, _END)
+            if batch is _END:
+                return
+            yield batch
+            del batch  # else this one is still held while the next is fetched
 
     def _unconfirmed(self) -> dict[str, tuple[Position, int]]:
         """Positions with a batch handed out since the last step, and how many they had."""
@@ -238,7 +283,8 @@ class Batches:
         self._position = position
         self._stopped = stopped
         self._resumed = resumed
-        self._start = position.used if position is not None else 0
+        self.start = position.used if position is not None else 0
+        """The number of the first batch that is left."""
         self._is_over = position is None or position.exhausted
         self._taken = False
 
@@ -246,7 +292,7 @@ class Batches:
         """Batches of this pass that were left when it was taken up."""
         if self._is_over:
             return 0
-        return max(0, len(self._source) - self._start)
+        return max(0, len(self._source) - self.start)
 
     def __iter__(self) -> Iterator[Any]:
         if self._taken:
@@ -273,7 +319,7 @@ class Batches:
             with self._at_home():
                 batch = next(source, _END)
             if batch is _END:
-                position.finish()
+                self._state.finished(self._name, position)
                 return
             position.yielded += 1
             yield batch
@@ -291,7 +337,8 @@ class Batches:
         tag = Tag(state.seed, self._name, position.epoch, position.pass_number, state.rank, 0)
         if self._source.needs_only_a_count:
             return self._source.open(tag, position.used, None)
-        after, kept = position.kept or (0, None)
+        between = state.between(self._name)
+        after, kept = position.kept or (0, between)
         source = self._source.open(tag, after, kept)
         for _ in islice(source, position.used - after):
             pass  # read again, and dropped

@@ -7,6 +7,7 @@ take the saved keys and length, and what they hold is restored in place as far a
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -190,6 +191,10 @@ def _load_own_generator(current: Any, saved: Any, path: str, faults: list[str]) 
 
 def _load_dict(current: Any, saved: Any, path: str, faults: list[str]) -> Any:
     items = _merged(current, saved, path, faults)
+    gone = [str(key) for key in current if key not in items]
+    if gone:
+        message = f"{path}: not in the checkpoint, and removed as in the run that was saved: "
+        warnings.warn(message + ", ".join(gone), RuntimeWarning, stacklevel=2)
     current.clear()
     for key, item in items.items():  # one by one: Counter.update() would add
         current[key] = item

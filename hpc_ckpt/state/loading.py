@@ -68,7 +68,7 @@ class Order(Iterator[Tagged]):
         course = (*tag[:4], "order")
         self._tag = tag
         self._number = skip
-        self._generators = _generators(loader)
+        self._generators = followed_generators(loader)
         self._own = [
             torch.Generator(device=g.device).manual_seed(rng.seed_of(*course, place)).get_state()
             for place, g in enumerate(self._generators)
@@ -127,7 +127,8 @@ def _draw_from_torch_only(loader: DataLoader[Any]) -> bool:
     return all(type(each).__module__.startswith("torch.utils.data") for each in _samplers(loader))
 
 
-def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+def followed_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """Those that are given a private course for each pass."""
     owned = [getattr(owner, "generator", None) for owner in (loader, *_samplers(loader))]
     known = [torch.default_generator, *(g for g in owned if isinstance(g, torch.Generator))]
     return list({id(generator): generator for generator in known}.values())

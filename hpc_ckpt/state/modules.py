@@ -81,11 +81,11 @@ def differences(module: Module, saved: Any, path: str) -> list[Difference]:
     extra = [key for key in saved if key not in here and not key.startswith(itself)]
     found = [
         Difference(path, key, f"not in the checkpoint{near}")
-        for key, near in _with_near(missing, extra)
+        for key, near in with_near(missing, extra)
     ]
     found += [
         Difference(path, key, f"in the checkpoint, but not in the module{near}")
-        for key, near in _with_near(extra, missing)
+        for key, near in with_near(extra, missing)
     ]
     for key, value in saved.items():
         if key in here and not key.startswith(itself):
@@ -93,7 +93,7 @@ def differences(module: Module, saved: Any, path: str) -> list[Difference]:
     return found
 
 
-def _with_near(names: list[str], others: list[str]) -> Iterator[tuple[str, str]]:
+def with_near(names: list[str], others: list[str]) -> Iterator[tuple[str, str]]:
     """Each name, and a note on the most similar one on the other side, if there is one."""
     for number, name in enumerate(names):
         few = number < _MOST_SUGGESTIONS and len(others) <= 40 * _MOST_SUGGESTIONS

@@ -63,9 +63,45 @@ def differences(optimizer: Optimizer, saved: Any, path: str) -> list[str]:
     found = []
     for index, (old, new) in enumerate(zip(groups, here, strict=True)):
         had, has = len(_parameters(old)), len(new["params"])
+        place = f"{path}.param_groups.{index}"
         if had != has:
-            place = f"{path}.param_groups.{index}"
             found.append(f"{place}: {had} parameters in the checkpoint, {has} here")
+        elif not _loads_itself(optimizer):
+            found += _other_settings(old, new, place)
+            found += _other_shapes(saved["state"], _parameters(old), new["params"], place)
+    return found
+
+
+def _other_settings(old: Any, new: dict[str, Any], place: str) -> list[str]:
+    """Each has settings that the other lacks: another optimizer. A newer torch only adds some."""
+    before, here = set(old), {key for key in new if not key.startswith("_")}
+    if not (before - here and here - before):
+        return []
+    had, has = ", ".join(sorted(before - here)), ", ".join(sorted(here - before))
+    return [f"{place}: of another optimizer: {had} in the checkpoint, {has} here"]
+
+
+_LIKE_PARAMETER = frozenset(
+    {"acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq",
+     "momentum_buffer", "prev", "square_avg", "step_size", "sum"}
+)  # fmt: skip
+"""State of torch's optimizers that has its parameter's shape."""
+
+
+def _other_shapes(state: Any, names: list[Any], here: list[Any], place: str) -> list[str]:
+    found = []
+    for number, (name, parameter) in enumerate(zip(names, here, strict=True)):
+        row = state.get(name)
+        for key, value in row.items() if isinstance(row, dict) else ():
+            if key not in _LIKE_PARAMETER or not isinstance(value, torch.Tensor):
+                continue
+            if value.ndim and value.shape != parameter.shape:
+                had, has = tuple(value.shape), tuple(parameter.shape)
+                found.append(
+                    f"{place}.params.{number}: {key} of shape {had} in the checkpoint, the "
+                    f"parameter has {has} here"
+                )
+                break
     return found
 
 

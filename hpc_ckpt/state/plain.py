@@ -60,21 +60,23 @@ def joined(path: str, key: object) -> str:
     return f"{path}.{label}" if path else label
 
 
-def refuse_unless_plain(value: object, path: str) -> None:
-    """UserError unless any program can read it as JSON."""
+def as_plain(value: object, path: str) -> object:
+    """A copy that any program can read as JSON, tuples as lists; UserError if there is none."""
     if isinstance(value, dict):
-        for key, item in value.items():
+        for key in value:
             if type(key) is not str or key.startswith("$"):
                 raise UserError(f"{path}: the key {key!r} is not text, or begins with '$'")
-            refuse_unless_plain(item, f"{path}.{key}")
-    elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            refuse_unless_plain(item, f"{path}.{number}")
-    elif value is not None and type(value) not in (str, int, float, bool):
+        return {key: as_plain(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_plain(item, f"{path}.{number}") for number, item in enumerate(value)]
+    if type(value) is float and not math.isfinite(value):
+        raise UserError(f"{path}: {value} cannot be described: JSON has no such number")
+    if value is not None and type(value) not in (str, int, float, bool):
         raise UserError(
             f"{path}: {kind_of(value)} cannot be described; give text, numbers, truth values, "
             "None, or lists and dicts of those"
         )
+    return value
 
 
 def has_surrogates(text: str) -> bool:

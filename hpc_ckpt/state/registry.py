@@ -81,11 +81,15 @@ class Registry:
         return optimizers_in(self.tracked.values())
 
     def _differences(self, saved: Mapping[str, Any]) -> list[str]:
-        found = [f"{name}: not in the checkpoint" for name in self.tracked if name not in saved]
+        missing = [name for name in self.tracked if name not in saved]
+        extra = [name for name in saved if name not in self.tracked]
+        found = [
+            f"{name}: not in the checkpoint{near}"
+            for name, near in modules.with_near(missing, extra)
+        ]
         found += [
-            f"{name}: in the checkpoint, but not tracked"
-            for name in saved
-            if name not in self.tracked
+            f"{name}: in the checkpoint, but not tracked{near}"
+            for name, near in modules.with_near(extra, missing)
         ]
         for name, value in self.tracked.items():
             if name in saved:

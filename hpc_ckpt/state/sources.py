@@ -11,8 +11,10 @@ import logging
 import random
 import warnings
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from .loading import (
     Order,
     Tag,
     Twin,
+    followed_generators,
     index_sampler,
     iterates_as_torch_does,
     sheltered,
@@ -52,6 +55,9 @@ class Source(ABC):
     needs_only_a_count = False
     """It can be opened at any batch, and nothing before that is read."""
 
+    outlives_a_pass = False
+    """What it says of itself after a pass matters for the next one."""
+
     @abstractmethod
     def __len__(self) -> int:
         """Batches of a whole pass; TypeError if unknown."""
@@ -59,7 +65,7 @@ class Source(ABC):
 
 def source_of(loader: Any, twin: Callable[[DataLoader[Any]], Twin]) -> Source:
     """The right kind; `twin` gives the private twin of a map-style loader."""
-    if _is_map_style(loader):
+    if is_map_style(loader):
         return _MapStyle(loader, twin)
     if _is_stream(loader):
         return _Streamed(loader)
@@ -71,7 +77,7 @@ def source_of(loader: Any, twin: Callable[[DataLoader[Any]], Twin]) -> Source:
     return _Counted(loader)
 
 
-def _is_map_style(loader: Any) -> bool:
+def is_map_style(loader: Any) -> bool:
     if not isinstance(loader, DataLoader):
         return False
     if isinstance(loader.dataset, (IterableDataset, MapDataPipe)):
@@ -145,6 +151,8 @@ class _Streamed(Source):
 class _Stateful(Source):
     """A loader of another library, or of the program's own, that keeps its place."""
 
+    outlives_a_pass = True
+
     def __init__(self, loader: Any) -> None:
         self._loader: Any = sheltered(loader) if isinstance(loader, DataLoader) else loader
 
@@ -207,37 +215,60 @@ def _reseeding(source: Iterator[Any], tag: Tag, start: int) -> Iterator[Any]:
 
 # ── what cannot be followed ───────────────────────────────────────────────────────────────
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_DEPTH = 3
+_DEPTH = 6
+_MOST = 2_000
+"""So many objects are looked into; a dataset may hold millions."""
 _told: set[str] = set()
 
 
 def _warn_of_generators(loader: DataLoader[Any]) -> None:
-    """A generator of the dataset's own goes on drawing where the process that has it stands."""
-    found = _generator_in(loader.dataset, "dataset", _DEPTH)
-    if found is None:
-        return
-    _tell_once(
-        f"batches(): {found} is a generator of {type(loader.dataset).__qualname__}'s own: what it "
-        "draws depends on how often the run was resumed and on the number of workers. Draw from "
-        "torch, numpy or random without a generator: they are seeded anew for every batch"
-    )
+    """A generator of the program's own goes on drawing where the process that has it stands."""
+    seen = {id(one) for one in followed_generators(loader)}
+    order = index_sampler(loader)
+    for owner, place in (
+        (loader.dataset, "dataset"),
+        (order, "sampler"),
+        (loader.collate_fn, "collate_fn"),
+    ):
+        found = _generator_in(owner, place, seen)
+        if found is None:
+            continue
+        _tell_once(
+            f"batches(): {found} is a generator of {type(owner).__qualname__}'s own: what it "
+            "draws depends on how often the run was resumed and on the number of workers. Draw "
+            "from torch, numpy or random without a generator: they are seeded anew for every batch"
+        )
 
 
-def _generator_in(value: Any, path: str, depth: int) -> str | None:
-    for name, inner in _attributes(value):
-        if isinstance(inner, _GENERATORS):
-            return f"{path}.{name}"
-        if depth > 1 and (found := _generator_in(inner, f"{path}.{name}", depth - 1)):
-            return found
+def _generator_in(owner: Any, place: str, seen: set[int]) -> str | None:
+    """The nearest one among what was not seen yet, which grows."""
+    waiting = deque([(owner, place, 0)])
+    while waiting and len(seen) < _MOST:
+        value, path, depth = waiting.popleft()
+        for name, inner in _attributes(value):
+            if id(inner) in seen:
+                continue
+            if isinstance(inner, _GENERATORS):
+                return f"{path}.{name}"
+            seen.add(id(inner))
+            if depth < _DEPTH:
+                waiting.append((inner, f"{path}.{name}", depth + 1))
     return None
+
+
+_OPAQUE = (torch.Tensor, np.ndarray, type, ModuleType, str, bytes, int, float, FunctionType)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """What an object of the program's own holds; not what lies in tensors, modules and data."""
-    if isinstance(value, (list, tuple)) and len(value) <= 32:
-        yield from ((str(number), item) for number, item in enumerate(value))
-    elif not isinstance(value, (torch.Tensor, np.ndarray, type)):
-        yield from getattr(value, "__dict__", {}).items()
+    if isinstance(value, (list, tuple)):
+        if len(value) <= 32:
+            yield from ((str(number), item) for number, item in enumerate(value))
+    elif isinstance(value, dict):
+        if len(value) <= 32:
+            yield from ((str(key), item) for key, item in value.items())
+    elif not isinstance(value, _OPAQUE):
+        yield from list(getattr(value, "__dict__", {}).items())
 
 
 def _tell_once(message: str) -> None:

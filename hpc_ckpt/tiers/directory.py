@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -138,16 +138,31 @@ class DirectoryTier:
         self._delete(trash)
         return True
 
-    def replace(self, key: CheckpointKey) -> None:
-        """Remove what is broken, to be followed at once by a whole one of the same name."""
-        self._delete(self._hide(key))
+    @contextlib.contextmanager
+    def replacing(self, key: CheckpointKey) -> Iterator[None]:
+        """What is broken makes room for a whole one of the same name, which is published inside.
+
+        It comes back if that fails: others may refer to what is intact in it.
+        """
+        trash = self._hide(key)
+        try:
+            yield
+        except BaseException:  # put back, then raised again
+            if trash is not None:
+                with contextlib.suppress(OSError):
+                    trash.rename(self.path_of(key))
+            raise
+        self._delete(trash)
 
     def _is_held(self, key: CheckpointKey) -> bool:
         """Whether a checkpoint refers to this one; a broken one cannot be restored anyway."""
         for other in self.keys():
-            with contextlib.suppress(CheckpointError):
+            try:
                 if key in self.summary(other).holders:
                     return True
+            except CheckpointError as error:
+                if isinstance(error, CorruptCheckpoint) and error.passing:
+                    raise  # it may refer to anything
         return False
 
     def _hide(self, key: CheckpointKey) -> Path | None:
@@ -358,6 +373,8 @@ class DirectoryStaging:
         if manifest.key != self._key:
             raise ValueError(f"staged {self._key}, but the manifest is for {manifest.key}")
         path, pinned = self._tier.path_of(self._key), False
+        room: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        self._write_manifest(data)
         if path.is_dir():
             if holds(self._tier, manifest):
                 guard()
@@ -366,11 +383,10 @@ class DirectoryStaging:
             if not broken(self._tier, self._key):
                 raise CheckpointError(f"{path}: another state is there under the same name")
             guard()
-            pinned = self._tier.pinned(self._key)
-            self._tier.replace(self._key)
-        self._write_manifest(data)
-        if not self._publish(self._key, data, guard):
-            raise CheckpointError(f"{path}: made by another process in this very moment")
+            pinned, room = self._tier.pinned(self._key), self._tier.replacing(self._key)
+        with room:
+            if not self._publish(self._key, data, guard):
+                raise CheckpointError(f"{path}: made by another process in this very moment")
         self._tier.remember(manifest)
         if pinned:
             self._tier.pin(self._key)
@@ -388,8 +404,12 @@ def holds(tier: Tier, manifest: Manifest) -> bool:
 
 def broken(tier: Tier, key: CheckpointKey) -> bool:
     """Whether a reader would refuse it. A file that somebody put beside the others is no
-    reason: the whole directory would be removed for it."""
-    return any(found.kind is not DefectKind.UNEXPECTED_FILE for found in tier.verify(key))
+    reason: the whole directory would be removed for it. Nor is one that cannot be read now."""
+    found = [one for one in tier.verify(key) if one.kind is not DefectKind.UNEXPECTED_FILE]
+    unread = [one for one in found if one.passing]
+    if unread:
+        raise OSError(errno.EIO, f"could not be read: {unread[0]}", str(tier.path_of(key)))
+    return bool(found)
 
 
 def _checked_image(layout: ImageLayout, image: memoryview) -> memoryview:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, CorruptCheckpoint
 from ..rundir import CheckpointKey
 from ..settings import Best, Keep
 from .base import Tier
@@ -105,9 +105,14 @@ def retain(
 
 
 def _entry(tier: Tier, key: CheckpointKey) -> Entry:
-    """A broken manifest has no metrics, and nothing can be restored from what it refers to."""
+    """A broken manifest has no metrics, and nothing can be restored from what it refers to.
+
+    One that could not be looked at may name anything: then nothing is removed this time.
+    """
     try:
         summary = tier.summary(key)
-    except CheckpointError:
+    except CheckpointError as error:
+        if isinstance(error, CorruptCheckpoint) and error.passing:
+            raise
         return Entry(key, {}, tier.pinned(key))
     return Entry(key, summary.metrics, tier.pinned(key), summary.holders)

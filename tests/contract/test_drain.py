@@ -16,12 +16,13 @@ import pytest
 from hpc_ckpt import events, fsio
 from hpc_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced, NoCheckpoint
 from hpc_ckpt.events import Event, EventLog
+from hpc_ckpt.format.defects import Defect, DefectKind
 from hpc_ckpt.format.image import lay_out
 from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey
 from hpc_ckpt.settings import Keep
 from hpc_ckpt.testing import FaultyTier, PlainLeaf, image_of, make_checkpoint, plain_manifest
 from hpc_ckpt.tiers.base import Committed, Tier
-from hpc_ckpt.tiers.directory import DirectoryTier
+from hpc_ckpt.tiers.directory import DirectoryStaging, DirectoryTier
 from hpc_ckpt.tiers.drain import LAG, NICE, Drainer, drain
 from hpc_ckpt.tiers.retention import retain
 from hpc_ckpt.tiers.stack import Stack
@@ -126,7 +127,7 @@ def test_what_is_there_and_whole_is_left_alone(source: FaultyTier, target: Direc
 
 
 def test_what_is_there_and_broken_is_replaced(source: FaultyTier, target: DirectoryTier) -> None:
-    """A full copy is ready before the broken one goes; a pin stays a pin."""
+    """A full copy is published before the broken one is deleted; a pin stays a pin."""
     make_checkpoint(source, KEY, LEAVES)
     drain(source, target, KEY, free)
     target.pin(KEY)
@@ -135,8 +136,53 @@ def test_what_is_there_and_broken_is_replaced(source: FaultyTier, target: Direct
     fsio.observe(seen.append)
     assert not drain(source, target, KEY, free).reused
     fsio.observe(None)
-    assert seen.index("drain.synced") < seen.index("remove.renamed") < seen.index("commit.renamed")
+    assert seen.index("drain.synced") < seen.index("commit.renamed") < seen.index("remove.renamed")
     assert ([], True) == (target.verify(KEY), target.pinned(KEY))
+
+
+def test_what_is_intact_in_a_broken_one_stays_if_the_new_one_fails(
+    source: FaultyTier, target: DirectoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others refer to its other shards: until a whole one is published, it stays."""
+    make_checkpoint(source, KEY, [PlainLeaf(f"w{n}", bytes([n]) * 900) for n in range(90)],
+                    header_cap=4096)  # fmt: skip
+    first, second = source.manifest(KEY).shards[:2]
+    dependent = CheckpointKey(1, 20)
+    with source.stage(dependent) as staging:
+        held = replace(second, holder=KEY.directory_name)
+        (layout,) = lay_out(LEAVES, first_part=7)
+        own = staging.write_shard(layout, image_of(layout, LEAVES))
+        staging.refer(held)
+        staging.commit(plain_manifest(dependent, [own, held]), free)
+    drain(source, target, dependent, free)
+    damage(target, KEY, first.file)
+    assert [] == target.verify(dependent)
+
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for step in ("_write_manifest", "_publish"):
+        with monkeypatch.context() as moment:
+            moment.setattr(DirectoryStaging, step, full)
+            with pytest.raises(OSError, match="No space"):
+                drain(source, target, KEY, free)
+        assert [] == target.verify(dependent)
+    drain(source, target, KEY, free)
+    assert ([], []) == (target.verify(KEY), target.verify(dependent))
+
+
+def test_what_cannot_be_read_now_is_not_replaced(
+    source: FaultyTier, target: DirectoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the moment says nothing about what is there."""
+    make_checkpoint(source, KEY, LEAVES)
+    drain(source, target, KEY, free)
+    unread = Defect(DefectKind.UNREADABLE, shard_of(target, KEY), "I/O error", passing=True)
+    monkeypatch.setattr(target, "verify", lambda key: [unread])
+    before = files(target, KEY)
+    with pytest.raises(OSError, match="could not be read"):
+        drain(source, target, KEY, free)
+    assert before == files(target, KEY)
 
 
 def test_a_file_that_somebody_put_there_is_no_damage(

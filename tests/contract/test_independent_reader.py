@@ -177,6 +177,24 @@ def test_the_reader_refuses_a_flipped_bit(
             load(tmp_path)
 
 
+def test_what_an_older_checkpoint_holds_is_found_there(tmp_path: Path) -> None:
+    """A frozen part of more than one chunk: written once, read from its holder."""
+    torch.manual_seed(4)
+    frozen = nn.ParameterList([nn.Parameter(torch.randn(5_000_000), requires_grad=False)])
+    moving = torch.zeros(3)
+    with Checkpointer(tmp_path, base=frozen, moving=moving) as ckpt:
+        for _ in range(2):
+            moving += 1
+            ckpt.step()
+            ckpt.save(wait=True)
+    path = hpc_ckpt.latest(tmp_path)
+    manifest, state = load(path)
+    held = [shard for shard in manifest["shards"] if "in" in shard]
+    assert [True] == [len(shard["digests"]) > 1 for shard in held]
+    assert same(frozen.state_dict(), state["tracked"]["base"])
+    assert same(moving, state["tracked"]["moving"])
+
+
 # ── the rules of the game ─────────────────────────────────────────────────────────────────
 def test_the_reader_is_short_and_stands_alone(saved: tuple[Path, dict[str, Any]]) -> None:
     """Sixty lines; no module of ours, of torch or of safetensors is loaded while it reads."""

@@ -18,11 +18,13 @@ import pytest
 import torch
 
 from hpc_ckpt import Checkpointer, LinkEnded, events, fsio
+from hpc_ckpt.engine.snapshot import Camera
 from hpc_ckpt.errors import NoCheckpoint
 from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.format.defects import Defect, DefectKind
 from hpc_ckpt.rundir import Done, Outcome, Result, RunDir
 from hpc_ckpt.testing import FaultyTier
+from hpc_ckpt.tiers.directory import DirectoryStaging
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -232,6 +234,92 @@ def test_hung_storage_never_blocks_training(rundir: RunDir, gate: threading.Even
         assert time.monotonic() - began < 5
         assert [] == rundir.committed()
         gate.set()
+
+
+def test_a_save_that_hangs_is_said_once(
+    rundir: RunDir, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One event and one warning, however long it lasts; training goes on."""
+    monkeypatch.setattr("hpc_ckpt.engine.engine.STUCK_S", 0.1)
+    with Checkpointer(rundir.root, policy="every 1000 steps", w=torch.ones(2)) as ckpt:
+        ckpt.step()
+        pending = ckpt.save()
+        with pytest.warns(RuntimeWarning, match="hangs in tier") as caught:
+            for _ in range(30):
+                time.sleep(0.01)
+                ckpt.step()
+        assert 1 == len(caught)
+        gate.set()
+        pending.wait(10)
+    assert [1] == [record["step"] for record in recorded(rundir, Event.SAVE_STUCK)]
+
+
+def test_a_tier_that_hangs_is_avoided(
+    rundir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run directory is well: the next save goes there, and the final one, too."""
+    monkeypatch.setattr("hpc_ckpt.engine.engine.STUCK_S", 0.1)
+    opened, real = threading.Event(), DirectoryStaging.write_shard
+
+    def hanging(self: Any, *arguments: Any) -> Any:
+        if "fast" in self.path.parts:
+            opened.wait(60)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(DirectoryStaging, "write_shard", hanging)
+    tiers = [str(tmp_path / "fast")]
+    with Checkpointer(rundir.root, policy="every 1000 steps", tiers=tiers, w=torch.ones(2)) as ckpt:
+        ckpt.step()
+        ckpt.save()
+        time.sleep(0.3)
+        with pytest.warns(RuntimeWarning, match="hangs in tier"):
+            ckpt.step()
+        ckpt.save(wait=True)
+        assert [2] == [key.step for key in rundir.committed()]
+        opened.set()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_snapshot_that_fails_stops_no_training(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whatever it was: an event and a warning, and the next save tries again."""
+    real, left = Camera._copied, [error]
+
+    def once(*arguments: Any) -> Any:
+        if left:
+            raise left.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(Camera, "_copied", once)
+    with Checkpointer(rundir.root, policy="every 1 steps", w=torch.ones(3)) as ckpt:
+        with pytest.warns(RuntimeWarning, match="could not be saved"):
+            for _ in range(2):
+                ckpt.step()
+        ckpt.save(wait=True)
+    assert 1 == len(recorded(rundir, Event.SAVE_FAILED))
+    assert rundir.committed()
+
+
+def test_a_second_buffer_that_cannot_be_had_hurts_nothing(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that asked for it lives on: the final save is its work."""
+
+    def refused(self: Camera) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    with Checkpointer(rundir.root, w=torch.ones(3)) as ckpt:
+        ckpt.step()
+        ckpt.save(wait=True)
+        monkeypatch.setattr(Camera, "can_grow", True)
+        monkeypatch.setattr(Camera, "grow", refused)
+        engine = ckpt._entered().engine
+        engine.make_room()
+        assert engine._urgent.wait(5)
+        ckpt.step()
+        ckpt.save(wait=True)
+    assert 2 <= len(rundir.committed())
 
 
 def test_an_interrupt_does_not_wait_for_hung_storage(

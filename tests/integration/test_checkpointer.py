@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpc_ckpt
-from hpc_ckpt import Checkpointer, LinkEnded, events
+from hpc_ckpt import Checkpointer, LinkEnded, events, latest, load
 from hpc_ckpt.engine.persist import Pending
 from hpc_ckpt.errors import (
     EXIT_SAVED,
@@ -871,3 +871,30 @@ def test_a_halted_root_is_not_run_by_hand_without_a_word(root: Path, rundir: Run
     rundir.write_halt("stopped by the user")
     with pytest.raises(RootError, match=r"halted .stopped by the user.; delete .*halt to go on"):
         Checkpointer(root).__enter__()
+
+
+def test_a_save_in_an_accumulation_waits_for_the_optimizer(tmp_path: Path) -> None:
+    """The gradients of the micro-batches before it would be lost; who cannot wait is told so."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    with Checkpointer(tmp_path, policy="every 1000 steps", w=weight, o=optimizer) as ckpt:
+        weight.grad = torch.ones(1)
+        ckpt.step()
+        with pytest.warns(RuntimeWarning, match="micro-batches"):
+            ckpt.save(wait=True)
+        pending = ckpt.save()
+        assert pending.step is None
+        optimizer.step()
+        ckpt.step()
+        assert 2 == pending.step
+        pending.wait(10)
+
+
+def test_a_tuple_is_described_as_a_list(tmp_path: Path) -> None:
+    """Any program can read it; what JSON lacks is refused."""
+    with Checkpointer(tmp_path, w=torch.ones(1)) as ckpt:
+        ckpt.describe(betas=(0.9, 0.999))
+        with pytest.raises(UserError, match="no such number"):
+            ckpt.describe(best=float("inf"))
+        ckpt.step()
+    assert {"betas": [0.9, 0.999]} == load(latest(tmp_path))["about"]["described"]

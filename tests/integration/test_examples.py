@@ -54,6 +54,8 @@ def test_killed_examples_end_with_the_same_weights(tmp_path: Path, name: str) ->
         process.communicate(timeout=60)
         assert 0 != process.returncode
     assert expected == last_line(start(name, place))
+    events = "".join(path.read_text() for path in place.glob("runs/*/events/*.jsonl"))
+    assert 2 == events.count('"event": "restored"')
 
 
 def _steps(place: Path) -> list[int]:

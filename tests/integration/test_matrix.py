@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 PROGRAM = Path(__file__).parent / "programs" / "matrix.py"
@@ -32,6 +32,10 @@ LOADERS = (
 OPTIMIZERS = ("sgd", "adam", "fused", "lbfgs", "rprop", "sparse")
 ONCE = set(LOADERS) - {"weighted", "distributed"}
 """Those that use each sample once in an epoch; the others draw as their sampler does."""
+
+
+RESTORED: list[int] = []
+"""How many links of each case went on from a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,11 @@ def steps_in(log: Path) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
     made = Zygote()
+    RESTORED.clear()
     yield made
     made.close()
+    # Else a program that always starts afresh would pass.
+    assert sum(RESTORED) >= len(RESTORED) // 2
 
 
 shapes = st.fixed_dictionaries(
@@ -134,6 +141,24 @@ kills = st.lists(
 )
 
 
+def each_loader(test: Any) -> Any:
+    """One case of each kind whatever hypothesis picks, killed where a checkpoint is behind it."""
+    for number, loader in enumerate(LOADERS):
+        shape = {
+            "loader": loader,
+            "workers": number % 3,
+            "persistent": number % 2 == 0,
+            "batch": 3,
+            "drop_last": False,
+            "optimizer": OPTIMIZERS[number % len(OPTIMIZERS)],
+            "policy": "every 1 steps",
+            "seed": number,
+        }
+        test = example(shape=shape, plan=[Kill(signal.SIGKILL, 9, 0.01)])(test)
+    return test
+
+
+@each_loader
 @settings(
     max_examples=CASES,
     deadline=None,
@@ -159,7 +184,12 @@ def test_a_killed_run_computes_what_one_run_computes(
         zygote.run(link, kill)
     code = zygote.run(link, None)
     assert 0 == code, Path(f"{found}.err").read_text()[-2000:]
-    assert by_step(expected) == by_step(found)
+    assert not started_afresh_after_a_commit(place / "many")
+    RESTORED.append(restores(place / "many"))
+    whole_run = by_step(expected)
+    assert whole_run == by_step(found)
+    # Not only the last time: what a link computed and lost was the same already.
+    assert all(line == whole_run[line[0]] for line in steps_in(found))
     assert once(expected, "end-of-epoch") == once(found, "end-of-epoch")
     assert once(expected, "complete") == once(found, "complete")
     if shape["loader"] in ONCE:
@@ -169,6 +199,25 @@ def test_a_killed_run_computes_what_one_run_computes(
         assert {1} == set(used.values())
         if not shape["drop_last"] or shape["loader"] in ("uneven", "list"):
             assert EPOCHS * SIZE == len(used)
+
+
+def restores(root: Path) -> int:
+    return sum(record["event"] == "restored" for record in happened(root))
+
+
+def started_afresh_after_a_commit(root: Path) -> bool:
+    names = [record["event"] for record in happened(root)]
+    return "save.committed" in names and "started_fresh" in names[names.index("save.committed") :]
+
+
+def happened(root: Path) -> list[dict[str, Any]]:
+    """In the order of the links, and of what each wrote."""
+    lines = [
+        line
+        for path in sorted((root / "events").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def by_step(log: Path) -> dict[str, list[str]]:

@@ -526,3 +526,15 @@ def test_a_parameter_whose_data_is_gone_is_refused() -> None:
         "    raise SystemExit(7)\n"
     )
     assert 7 == subprocess.run([sys.executable, "-c", program]).returncode
+
+
+def test_what_is_copied_how_is_decided_when_the_plan_is_made() -> None:
+    """Between two boundaries a program may give a parameter other memory for a while."""
+    weight = nn.Parameter(torch.arange(6000.0).reshape(60, 100).t())
+    strided = weight.data
+    camera = Camera()
+    size = camera.plan({"w": weight}, frozenset())
+    weight.data = strided.contiguous()
+    camera.warm(size)
+    weight.data = strided
+    assert reference({"w": weight}) == take(camera, {"w": weight})

@@ -113,3 +113,96 @@ def test_a_wrong_map_location_is_said(tmp_path: Path, where: Any, what: str) -> 
         ckpt.step()
     with pytest.raises(UserError, match=what):
         load(latest(tmp_path), map_location=where)
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+
+
+def with_adam(width: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(4, width)
+    return model, torch.optim.Adam(model.parameters())
+
+
+def test_a_new_head_takes_the_optimizer_along(tmp_path: Path) -> None:
+    """State of another shape is a difference; without strictness the optimizer starts anew."""
+    model, optimizer = with_adam(2)
+    with Checkpointer(tmp_path, m=model, o=optimizer) as ckpt:
+        trained(model, optimizer)
+        ckpt.step()
+    model, optimizer = with_adam(3)
+    with pytest.raises(RestoreMismatch, match=r"o\.param_groups\.0\.params\.0: exp_avg"):
+        Checkpointer(tmp_path, m=model, o=optimizer).__enter__()
+    with (
+        pytest.warns(RuntimeWarning, match="exp_avg"),
+        Checkpointer(tmp_path, m=model, o=optimizer, strict_restore=False),
+    ):
+        trained(model, optimizer)
+
+
+def test_another_optimizer_is_a_difference(tmp_path: Path) -> None:
+    """It would fail at its first step, in words that help nobody."""
+    model = nn.Linear(4, 2)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with Checkpointer(tmp_path, m=model, o=optimizer) as ckpt:
+        trained(model, optimizer)
+        ckpt.step()
+    other = torch.optim.Adam(model.parameters())
+    with pytest.raises(RestoreMismatch, match="of another optimizer"):
+        Checkpointer(tmp_path, m=model, o=other).__enter__()
+
+
+def test_keys_that_the_checkpoint_lacks_are_said(tmp_path: Path) -> None:
+    """In the run that was saved they were not there."""
+    with Checkpointer(tmp_path, s={"best": 1}) as ckpt:
+        ckpt.step()
+    state = {"best": 0, "patience": 5}
+    with pytest.warns(RuntimeWarning, match="patience"), Checkpointer(tmp_path, s=state):
+        pass
+    assert {"best": 1} == state
+
+
+def test_another_processor_or_release_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either may change the last bits."""
+    with Checkpointer(tmp_path, w=torch.ones(1)) as ckpt:
+        ckpt.step()
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "ABACUS")
+    with pytest.warns(RuntimeWarning) as caught, Checkpointer(tmp_path, w=torch.ones(1)):
+        pass
+    told = " ".join(str(one.message) for one in caught)
+    assert "torch 9.9.9" in told
+    assert "ABACUS" in told
+
+
+@pytest.mark.parametrize("kind", ["weight norm", "spectral norm", "scaler"])
+def test_what_has_a_way_of_its_own_comes_back(tmp_path: Path, kind: str) -> None:
+    """Parametrised modules and the scaler, through a whole checkpoint."""
+
+    def made(seed: int) -> Any:
+        torch.manual_seed(seed)
+        norms = nn.utils.parametrizations
+        if kind == "scaler":
+            return torch.amp.GradScaler("cpu", init_scale=2.0**seed)
+        wrap = norms.weight_norm if kind == "weight norm" else norms.spectral_norm
+        return wrap(nn.Linear(4, 3))
+
+    def told(one: Any) -> list[Any]:
+        return [v.tolist() if torch.is_tensor(v) else v for v in one.state_dict().values()]
+
+    saved, here = made(3), made(5)
+    with Checkpointer(tmp_path, one=saved) as ckpt:
+        ckpt.step()
+    with Checkpointer(tmp_path, one=here):
+        assert told(saved) == told(here)
+
+
+def test_a_misspelt_name_is_shown_beside_the_right_one(tmp_path: Path) -> None:
+    """In both directions."""
+    with Checkpointer(tmp_path, model=nn.Linear(2, 2)) as ckpt:
+        ckpt.step()
+    with pytest.raises(RestoreMismatch, match="nearest name there is 'model'"):
+        Checkpointer(tmp_path, modle=nn.Linear(2, 2)).__enter__()

@@ -387,3 +387,35 @@ def test_loops_side_by_side_are_not_nested(per_outer: int) -> None:
         if None in drawn:
             break
     assert state.positions["inner"].exhausted or state.positions["outer"].exhausted
+
+
+def test_evaluation_is_the_same_whatever_was_evaluated_before() -> None:
+    """Its order and its random numbers depend on the seed, the name and the step alone."""
+
+    def made() -> DataLoader[Any]:
+        own = torch.Generator().manual_seed(0)
+        return DataLoader(Noise(6), batch_size=2, shuffle=True, drop_last=True, generator=own)
+
+    first, source = DataState(seed=3), made()
+    list(first.evaluation(source, "valid", 10))
+    before = ambient_state()
+    second = [str(batch) for batch in first.evaluation(source, "valid", 20)]
+    assert before == ambient_state()
+    assert second == [str(batch) for batch in DataState(seed=3).evaluation(made(), "valid", 20)]
+    assert second != [str(batch) for batch in DataState(seed=3).evaluation(made(), "valid", 10)]
+
+
+def ambient_state() -> list[Any]:
+    return [random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()]
+
+
+def test_the_first_batch_that_is_left_has_a_number() -> None:
+    """For loops that count their batches."""
+    state = DataState(seed=1)
+    batches = state.batches(loader(), "train", stopped=go_on)
+    assert 0 == batches.start
+    source = iter(batches)
+    next(source), next(source)
+    state.confirm()
+    again = resumed_from(state).batches(loader(), "train", stopped=go_on)
+    assert 2 == again.start

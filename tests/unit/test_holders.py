@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_ckpt.errors import CorruptCheckpoint
 from hpc_ckpt.format.image import lay_out
 from hpc_ckpt.format.manifest import ShardRecord, TreeText, json_text
 from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey
-from hpc_ckpt.settings import Keep
+from hpc_ckpt.settings import Best, Keep
 from hpc_ckpt.testing import PlainLeaf, image_of, make_checkpoint, plain_manifest
 from hpc_ckpt.tiers.base import Committed
 from hpc_ckpt.tiers.directory import DirectoryTier
@@ -270,3 +272,50 @@ def test_a_tree_as_text_is_written_as_the_tree(tier: DirectoryTier) -> None:
     other = plain_manifest(key(20), [record], tree=TreeText(json_text({**TREE, "a": 1})))
     assert not text.same_content(other)
     assert plain == type(plain).from_bytes(text.to_bytes())
+
+
+# ── a bad moment ──────────────────────────────────────────────────────────────────────────
+def refuse_to_open(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system refuses one manifest, as it does when a process has too many files open."""
+    real, ending = os.open, f"{key(step).directory_name}/{MANIFEST_NAME}"
+
+    def refusing(path: object, *rest: object, **more: object) -> int:
+        if str(path).endswith(ending):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refusing)
+
+
+def test_the_best_survives_a_moment_in_which_it_cannot_be_read(
+    tier: DirectoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be looked at may be anything: nothing is removed this time."""
+    for step, loss in ((1, 0.1), (2, 0.5), (3, 0.6), (4, 0.7)):
+        make_checkpoint(tier, key(step), metrics={"loss": loss})
+    fresh, keep = (
+        DirectoryTier(tier.path, chunk=4096),
+        Keep(last=2, best=Best(metric="loss", mode="min")),
+    )
+    with monkeypatch.context() as moment:
+        refuse_to_open(1, moment)
+        with pytest.raises(CorruptCheckpoint, match="unreadable"):
+            retain(fresh, keep, generation=1, newest_verified=key(4), guard=nobody)
+    assert [key(step) for step in (1, 2, 3, 4)] == fresh.keys()
+    removed = retain(fresh, keep, generation=1, newest_verified=key(4), guard=nobody)
+    assert [key(2)] == removed
+
+
+def test_a_holder_survives_a_moment_in_which_its_dependent_cannot_be_read(
+    tier: DirectoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither retention nor a removal by name takes it away."""
+    make_dependent(tier, 3, make_holder(tier, 1))
+    make_checkpoint(tier, key(4))
+    fresh = DirectoryTier(tier.path, chunk=4096)
+    refuse_to_open(3, monkeypatch)
+    with pytest.raises(CorruptCheckpoint):
+        retain(fresh, Keep(last=2), generation=1, newest_verified=key(4), guard=nobody)
+    with pytest.raises(CorruptCheckpoint):
+        fresh.remove(key(1))
+    assert key(1) in set(fresh.keys())

@@ -212,3 +212,25 @@ def test_the_collector_is_off_inside_and_as_before_after(was_on: bool) -> None:
     with pytest.raises(ValueError, match="work"), uncollected():
         raise ValueError("work")
     assert was_on == gc.isenabled()
+
+
+def test_an_interrupt_between_pieces_ends_the_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves run() may give back the memory that the pieces work on."""
+    work = Work(gated=(0, 1))
+    row = Row(50, work)
+    take = row._take
+
+    def interrupted() -> int | None:
+        if threading.current_thread() is threading.main_thread() and work.begun:
+            raise KeyboardInterrupt
+        return take()
+
+    monkeypatch.setattr(row, "_take", interrupted)
+    for gate in work.gates.values():
+        gate.set()
+    with pytest.raises(KeyboardInterrupt):
+        row.run(2)
+    begun = len(work.begun)
+    assert 0 == row._under_way
+    assert take() is None
+    assert begun == len(work.begun)

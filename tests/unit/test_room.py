@@ -34,6 +34,7 @@ class House:
         fast_quota: int | None = None,
         home_quota: int | None = None,
         memory: int | None = None,
+        keep: int = 0,
         kind: Callable[..., DirectoryTier] = DirectoryTier,
     ) -> None:
         fast, home = kind(path / "fast", name="fast"), DirectoryTier(path / "home", name=HOME)
@@ -43,7 +44,9 @@ class House:
         }
         self.events = path / "events.jsonl"
         self.fast = fast
-        self.room = Room(Stack([fast, home], wishes=wishes), EventLog(self.events), memory)
+        self.room = Room(
+            Stack([fast, home], wishes=wishes), EventLog(self.events), memory, keep=keep
+        )
 
     def look(self, size: int) -> None:
         """Ask the tiers, and wait for their answer as no program does."""
@@ -117,6 +120,24 @@ def test_every_tier_is_asked(tmp_path: Path) -> None:
     house.look(MIB + 1)
     assert 2 == len(house.room.take_problems(fresh=False))
     assert ["fast", HOME] == house.told()
+
+
+def test_room_for_one_is_not_room_for_those_that_are_kept(tmp_path: Path) -> None:
+    """Said at the start, as a warning: the first saves do fit."""
+    house = House(tmp_path, home_quota=3 * MIB, keep=3)
+    house.look(MIB)
+    (problem,) = house.room.take_problems(fresh=True)
+    assert "3 checkpoints are kept" in problem
+    assert [HOME] == house.told()
+
+
+def test_what_is_there_already_needs_no_more_room(tmp_path: Path) -> None:
+    """A later link asks only for what is still to come."""
+    house = House(tmp_path, home_quota=3 * MIB, keep=3)
+    for step in (1, 2):
+        (tmp_path / "home" / CheckpointKey(1, step).directory_name).mkdir(parents=True)
+    house.look(MIB)
+    assert [] == house.room.take_problems(fresh=True)
 
 
 def test_nothing_is_known_before_the_tiers_were_asked(tmp_path: Path) -> None:

@@ -313,3 +313,124 @@ def test_a_generator_of_the_datasets_own_is_said(generator: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         state.batches(DataLoader(Noisy(None)), "other", stopped=go_on)
+
+
+class Counting:
+    """Keeps its place, and the number of its pass, which outlives a pass."""
+
+    def __init__(self) -> None:
+        self.turn = self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 3:
+            self.at += 1
+            yield self.turn * 10 + self.at
+        self.turn, self.at = self.turn + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"turn": self.turn, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.turn, self.at = state["turn"], state["at"]
+
+
+def test_what_a_source_keeps_between_its_passes_is_kept() -> None:
+    """A run that goes on with its next epoch goes on with its loader, too."""
+
+    def epoch(state: DataState, source: Any, number: int) -> list[int]:
+        state.begin_epoch(number)
+        read = list(state.batches(source, "t", stopped=lambda: False))
+        state.end_epoch()
+        return read
+
+    first, source = DataState(seed=1), Counting()
+    epoch(first, source, 0)
+    kept = first.state_dict()
+    expected = [epoch(first, source, number) for number in (1, 2)]
+    second, fresh = DataState(seed=1), Counting()
+    second.load_state_dict(kept)
+    assert expected == [epoch(second, fresh, number) for number in (1, 2)]
+
+
+class Shuffled(torch.utils.data.Sampler[int]):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rng.permutation(8).tolist())
+
+    def __len__(self) -> int:
+        return 8
+
+
+class Holding(Dataset[Any]):
+    """Holds something as deep as transforms of transforms do."""
+
+    def __init__(self, inner: Any) -> None:
+        self.transform = {"transforms": [inner]}
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Flip:
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda: DataLoader(range(8), sampler=Shuffled()),  # type: ignore[arg-type]
+        lambda: DataLoader(Holding(Flip())),
+        lambda: DataLoader(torch.utils.data.Subset(Holding(Flip()), [0, 1])),
+    ],
+)
+def test_generators_are_found_wherever_a_program_puts_them(loader: Any) -> None:
+    """In samplers and deep inside datasets; said once."""
+    with pytest.warns(RuntimeWarning, match="generator of") as caught:
+        DataState(seed=5).batches(loader(), "t", stopped=lambda: False)
+    assert 1 == len(caught)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda: DataLoader(range(8), shuffle=True, generator=torch.Generator()),  # type: ignore[arg-type]
+        lambda: DataLoader(Holding(random)),
+        lambda: DataLoader(Holding(torch)),
+    ],
+)
+def test_what_is_followed_anyway_is_not_warned_of(loader: Any) -> None:
+    """Torch's samplers have a private course; a module is not a generator."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DataState(seed=5).batches(loader(), "t", stopped=lambda: False)
+
+
+def test_nothing_is_read_while_skipping() -> None:
+    """A resumed pass begins with its own batch's samples."""
+
+    class Told(Dataset[Any]):
+        read: list[int] = []  # noqa: RUF012 - the test's own
+
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, index: int) -> int:
+            self.read.append(index)
+            return index
+
+    first = DataState(seed=1)
+    source = iter(first.batches(DataLoader(Told(), batch_size=2), "t", stopped=lambda: False))
+    for _ in range(4):
+        next(source)
+    first.confirm()
+    second = DataState(seed=1)
+    second.load_state_dict(first.state_dict())
+    Told.read.clear()
+    list(second.batches(DataLoader(Told(), batch_size=2), "t", stopped=lambda: False))
+    assert [8, 9, 10, 11] == Told.read
