@@ -125,7 +125,7 @@ class Known:
 
 
 def _key(job: dict[str, Any]) -> tuple[Any, ...]:
-    names = ("kind", "name", "gib", "shape", "round", "threads", "count")
+    names = ("kind", "name", "gib", "shape", "round", "again", "threads", "count")
     return tuple(job.get(name) for name in names)
 
 
@@ -153,14 +153,16 @@ def _round(
     runner: Runner, plan: Plan, gib: float, shape: Shape, turn: int, known: Known
 ) -> Iterator[Record]:
     """Everybody once; each round begins with another one."""
+    # The limits on both sides of ours: a disk that drifts must not look like our doing.
     everybody = [
-        (LIMITS, LIMITS),
-        *(("ours", name) for name in MODES),
-        *(("peer", peer.name) for peer in PEERS),
+        (LIMITS, LIMITS, 0),
+        *(("ours", name, 0) for name in MODES),
+        (LIMITS, LIMITS, 1),
+        *(("peer", peer.name, 0) for peer in PEERS),
     ]
     wanted = [one for one in everybody if plan.wants(one[1])]
     start = turn * len(wanted) // plan.rounds_at(gib)
-    for kind, name in wanted[start:] + wanted[:start]:
+    for kind, name, again in wanted[start:] + wanted[:start]:
         job = {
             "kind": kind,
             "name": name,
@@ -168,6 +170,7 @@ def _round(
             "shape": shape.value,
             "round": turn,
             "saves": SAVES[gib],
+            "again": again,
         }
         if name == Urgent.name:
             if not known.has({**job, "kind": "restore"}, times=len(RESTORES)):

@@ -116,6 +116,36 @@ class Wrapped:
         self.optimizer.load_state_dict(state)
 
 
+def closure_first() -> tuple[Any, Train]:
+    """As Lightning trains: forward and backward are inside step()."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        return backward(model)
+
+    return {"model": model, "optimizer": optimizer}, lambda: optimizer.step(closure)  # type: ignore[arg-type]
+
+
+def zero_redundancy() -> tuple[Any, Train]:
+    """Its own state_dict() is a collective that has to come first; the local part is tracked."""
+    # Here, because it warns when it is imported.
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = network()
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    zero = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, lr=0.1)
+
+    def train() -> None:
+        zero.zero_grad()
+        backward(model)
+        zero.step()
+
+    return {"model": model, "optimizer": zero.optim}, train
+
+
 def muon() -> tuple[Any, Train]:
     """Of matrices only."""
     model = nn.Linear(WIDTH, WIDTH, bias=False)
@@ -288,6 +318,8 @@ CASES: dict[str, Callable[[], tuple[Any, Train]]] = {
     "a subclass": lambda: plain(lambda p: Twice(p, lr=0.1)),
     "wrapped": lambda: plain(lambda p: Wrapped(torch.optim.Adam(p, lr=0.1))),
     "deep-copied": copied,
+    "closure first": closure_first,
+    "zero redundancy": zero_redundancy,
     "Muon": muon,
     "max_norm": with_max_norm,
     "max_norm, a table": bounded_table,
@@ -321,6 +353,13 @@ class Gate:
         if point == "shard.opened" and threading.current_thread().name.startswith("hpc-ckpt"):
             self.waits.set()
             self.open.wait(20)
+
+
+@pytest.fixture(autouse=True)
+def no_group_is_left() -> Iterator[None]:
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
