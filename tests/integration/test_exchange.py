@@ -196,3 +196,22 @@ def test_ls_long_tells_where_a_checkpoint_comes_from(tmp_path: Path) -> None:
 def test_only_plain_values_are_described(tmp_path: Path, value: Any) -> None:
     with pytest.raises(UserError, match="given"):
         Checkpointer(tmp_path, w=torch.ones(1)).describe(given=value)
+
+
+def test_a_part_that_is_not_tracked_can_be_left_out() -> None:
+    """Scripts keep their arguments beside the model; a name that is not there is an error."""
+    loaded = {"model": {"w": torch.ones(1)}, "args": {"lr": 0.1}}
+    found = sorted_out(loaded, {}, ["args"])
+    assert (["model"], ["args"]) == (list(found.tracked), found.left_out)
+    for rename, skip in (({"modle": "model"}, []), ({}, ["arg"])):
+        with pytest.raises(UserError, match="it holds model, args"):
+            sorted_out(loaded, rename, skip)
+
+
+def test_two_parts_of_one_name_are_not_mixed_up() -> None:
+    """Neither is dropped in silence."""
+    loaded = {"model": {"a": 1}, "model_state_dict": {"b": 2}}
+    with pytest.raises(UserError, match="both called 'model'"):
+        sorted_out(loaded, {})
+    found = sorted_out(loaded, {"model_state_dict": "other"})
+    assert ["model", "other"] == list(found.tracked)
