@@ -11,27 +11,24 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from .. import __version__, preflight
 from ..errors import Fenced, UnsupportedState
-from ..events import Event, EventLog
+from ..events import Event
 from ..format.manifest import Manifest, ShardRecord
-from ..lease import Lease
 from ..parallel import uncollected
 from ..rundir import CheckpointKey
-from ..settings import Keep
 from ..tiers.base import Committed, Tier
 from ..tiers.drain import Drainer
-from ..tiers.stack import Stack
 from ..tiers.writing import Pace
+from .orders import About, Order, Publisher
 from .pacing import BACKGROUND_RATE, Pacing
 from .persist import Pending, Worker, persist
 from .restore import Origin
-from .snapshot import SLOTS, Camera, Snapshot
+from .snapshot import SLOTS, Camera
 from .steady import Steady
 from .tidying import Tidier
 from .times import SaveTimes
@@ -42,47 +39,6 @@ NICE = 10
 STUCK_S = 60.0
 """A save that takes so long, and four times as long as any before, hangs in its file system."""
 WORTH_WARMING = 64 * 1024**2
-
-
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """What a save says about itself in the manifest and the events."""
-
-    step: int
-    epoch: int
-    reason: str
-    metrics: dict[str, float] = field(default_factory=dict)
-    training_s: float = 0.0
-    """Seconds of training in this process that the checkpoint protects."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Publisher:
-    """As whom, where, and under which rules this process publishes."""
-
-    chain: str
-    lease: Lease
-    stack: Stack
-    keep: Keep
-    events: EventLog
-    memory: int | None = None
-    """The most bytes that buffers may have."""
-
-
-@dataclass(kw_only=True, eq=False)
-class _Order:
-    """One save under way."""
-
-    snapshot: Snapshot
-    about: About
-    pending: Pending
-    tier: Tier
-    pace: Pace
-    began_s: float
-    stall_s: float
-    urgent: bool
-    given_up: bool = False
-    """It hangs: nobody waits for it any more."""
 
 
 class Engine:
@@ -122,7 +78,7 @@ class Engine:
         """Step of the last snapshot, or where this process began."""
         self.snapshot_s = clock()
         self._pacing = Pacing()
-        self._orders: deque[_Order] = deque()
+        self._orders: deque[Order] = deque()
         self._failure: tuple[Pending, Exception] | None = None
         self._warming = False
         self.prepared = False
@@ -163,7 +119,7 @@ class Engine:
         longest = max(self._at_full_speed(order) for order in orders)
         return max(longest, (known or 0.0)) + len(orders) * (known or 0.0)
 
-    def _at_full_speed(self, order: _Order) -> float:
+    def _at_full_speed(self, order: Order) -> float:
         return self._clock() - order.began_s - order.pace.waited_s
 
     @property
@@ -257,7 +213,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - no memory, no thread, a setting outgrown: training goes on
             self._failed(pending, error, save_s=self._clock() - began, flush=False)
             return pending
-        order = _Order(
+        order = Order(
             snapshot=snapshot,
             about=about,
             pending=pending,
@@ -329,7 +285,7 @@ class Engine:
         return ended
 
     # ── in the persist thread ─────────────────────────────────────────────────────────────
-    def _persist(self, order: _Order) -> None:
+    def _persist(self, order: Order) -> None:
         self._publisher.events.flush()
         try:
             committed = self._commit_somewhere(order)
@@ -343,11 +299,11 @@ class Engine:
         self._drainer.order(committed.key, order.tier)
         self._tidier.tidy(order.tier, committed)
 
-    def _end(self, order: _Order) -> None:
+    def _end(self, order: Order) -> None:
         order.snapshot.release()
         self._orders.remove(order)
 
-    def _commit_somewhere(self, order: _Order) -> Committed:
+    def _commit_somewhere(self, order: Order) -> Committed:
         """A tier that fails is passed over for the run directory's own."""
         home = self._publisher.stack.home
         try:
@@ -362,7 +318,7 @@ class Engine:
         order.tier = home
         return self._commit(order)
 
-    def _commit(self, order: _Order) -> Committed:
+    def _commit(self, order: Order) -> Committed:
         publisher, about = self._publisher, order.about
         parent = None if self._newest is None else self._newest.directory_name
         return persist(
@@ -375,7 +331,7 @@ class Engine:
             pace=order.pace,
         )
 
-    def _tell(self, order: _Order, committed: Committed) -> None:
+    def _tell(self, order: Order, committed: Committed) -> None:
         about, elapsed_s = order.about, self._clock() - order.began_s
         full_s = self._at_full_speed(order)
         self._times.add(stall_s=order.stall_s, save_s=full_s)
@@ -399,7 +355,7 @@ class Engine:
         order.pending.succeed(committed)
 
     def _manifest(
-        self, order: _Order, parent: str | None, shards: tuple[ShardRecord, ...]
+        self, order: Order, parent: str | None, shards: tuple[ShardRecord, ...]
     ) -> Manifest:
         about = order.about
         return Manifest(

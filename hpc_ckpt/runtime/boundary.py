@@ -14,7 +14,8 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ..engine.engine import About, Engine, one_line
+from ..engine.engine import Engine, one_line
+from ..engine.orders import About
 from ..engine.persist import Pending
 from ..errors import Fenced, HpcCkptError
 from ..events import Event

@@ -19,7 +19,8 @@ from typing import Any
 
 from .. import provenance
 from ..engine import restore, snapshot
-from ..engine.engine import Engine, Publisher, one_line
+from ..engine.engine import Engine, one_line
+from ..engine.orders import Publisher
 from ..engine.restore import Origin, Restored
 from ..engine.stepped import StepWatch
 from ..errors import CheckpointError, LinkEnded

@@ -33,7 +33,8 @@ from ..format.verify import (
     verify,
 )
 from ..rundir import MANIFEST_NAME, CheckpointKey
-from .base import Committed, Summary, Tier
+from .base import Committed, Summary
+from .wholeness import broken, holds
 from .writing import Pace, write_chunk, write_image
 
 DIRECTORY_MODE = 0o700
@@ -391,25 +392,6 @@ class DirectoryStaging:
         if pinned:
             self._tier.pin(self._key)
         return Committed(self._key, path, _size_of(path, manifest))
-
-
-def holds(tier: Tier, manifest: Manifest) -> bool:
-    """Whether the tier has this checkpoint under its key, whole and with the same state."""
-    try:
-        same = tier.manifest(manifest.key).same_content(manifest)
-    except CheckpointError:
-        return False
-    return same and not broken(tier, manifest.key)
-
-
-def broken(tier: Tier, key: CheckpointKey) -> bool:
-    """Whether a reader would refuse it. A file that somebody put beside the others is no
-    reason: the whole directory would be removed for it. Nor is one that cannot be read now."""
-    found = [one for one in tier.verify(key) if one.kind is not DefectKind.UNEXPECTED_FILE]
-    unread = [one for one in found if one.passing]
-    if unread:
-        raise OSError(errno.EIO, f"could not be read: {unread[0]}", str(tier.path_of(key)))
-    return bool(found)
 
 
 def _checked_image(layout: ImageLayout, image: memoryview) -> memoryview:

@@ -26,8 +26,8 @@ from ..format.reading import Broken, read_into, regular_file, shard_file
 from ..format.verify import manifest_bytes
 from ..rundir import MANIFEST_NAME, CheckpointKey
 from .base import Committed, Tier
-from .directory import holds
 from .stack import Stack
+from .wholeness import holds
 from .writing import Pace
 
 log = logging.getLogger("hpc_ckpt")
