@@ -223,7 +223,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     with run.entered():
         rest(job["gib"])
         samples = [mode.save(run, state) for _ in range(job["saves"] + 1)]
-        resident, peak = memory.resident(), memory.peak()
+        peak = memory.peak()
         kept = digest(state.flat())
     return {
         **{key: [one[key] for one in samples] for key in TIMES},
@@ -234,7 +234,6 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         "files": len(disk.files(run.newest())),
         "disk_bytes": disk.size(run.newest()),
         "extra_bytes": max(0, peak - before) + memory.children(),
-        "resident_bytes": resident - before,
         "digest": kept,
     }
 

@@ -177,8 +177,7 @@ class Worker:
                 return
             try:
                 work()
-            except Exception:
-                # Without this thread no save would ever end again, and who waits would hang.
+            except Exception:  # logged; without this thread whoever waits would hang
                 log.exception("an error in thread %s", self._name)
             finally:
                 with self._changed:
