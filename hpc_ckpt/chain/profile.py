@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from ..settings import parse_signal
 from ..tiers.wishes import Survives, check_storage_name, check_storage_path, parse_quota
 from ..units import parse_duration
-from .fields import Duration, DurationOrZero, Line, Section, Words, checked, line, text
+from .fields import Count, Duration, DurationOrZero, Line, Section, Words, checked, line, text
 
 LONGEST_LEAD_S = 65535
 """What Slurm's --signal can count."""
 WRITTEN = (
-    "--account", "--array", "--chdir", "--constraint", "--cpus-per-task", "--export", "--gres",
-    "--job-name", "--mem", "--nodes", "--ntasks", "--open-mode", "--output", "--partition",
-    "--qos", "--requeue", "--signal", "--time",
+    "--account", "--array", "--chdir", "--constraint", "--cpus-per-task", "--exclude", "--export",
+    "--gres", "--job-name", "--mem", "--nodes", "--ntasks", "--open-mode", "--output",
+    "--partition", "--qos", "--requeue", "--reservation", "--signal", "--time", "--time-min",
 )  # fmt: skip
 """The directives of a rendered script, by name; --requeue stands for --no-requeue too."""
 ESSENTIAL = frozenset(
@@ -70,17 +70,69 @@ class SignalSection(Section):
         return lead
 
 
-class ChainRules(Section):
-    not_available: ClassVar[tuple[str, ...]] = ("submit_from_compute_nodes",)
-    strategy: str = "array"
-    requeue: bool = True
+class Strategy(str, Enum):
+    """How one link is followed by the next; see docs/guides/slurm.md."""
 
-    @field_validator("strategy")
-    @classmethod
-    def _only_array(cls, strategy: str) -> str:
-        if strategy != "array":
-            raise ValueError(f"{strategy!r} is not available in this version; write array")
-        return strategy
+    ARRAY = "array"
+    """--array=1-N%1: the indices are interchangeable tokens, one a link."""
+    REQUEUE = "requeue"
+    """One job that is put back into the queue after each link."""
+    AFTERANY = "afterany"
+    """N jobs, each waiting until the one before is gone: no overlap, order kept."""
+    RESUBMIT = "resubmit"
+    """Each link submits the next when it begins; needs sbatch on compute nodes."""
+
+
+class ChainRules(Section):
+    strategy: Strategy = Strategy.ARRAY
+    requeue: bool = True
+    """Whether Slurm may put a job back into the queue here."""
+    submit_from_compute_nodes: bool = False
+    """Whether sbatch works there: a chain that runs out of links can then extend itself."""
+    exclude_after: Annotated[int, Field(ge=0)] = 2
+    """A host on which so many links failed gets no further ones; 0: never excluded."""
+
+
+class Limits(Section):
+    """What the site allows one user; asked of the cluster where nothing is said."""
+
+    max_array: Count | None = None
+    """Slurm's MaxArraySize: the greatest index and one."""
+    max_submit: Count | None = None
+    """Jobs that one user may have in the queue."""
+
+
+class Failures(Section):
+    """How often this site ends a job early: spare links are planned from it."""
+
+    mtbf: Duration | None = None
+    preemption: Duration | None = None
+    """Mean time between two preemptions of one job on a preemptible partition."""
+
+
+class Tool(Section):
+    """Where a program that is not on every PATH is found."""
+
+    module: Line | None = None
+    path: Line | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Tool:
+        if (self.module is None) == (self.path is None):
+            raise ValueError("write either module or path")
+        return self
+
+
+class Tools(Section):
+    dmtcp: Tool | None = None
+    criu: Tool | None = None
+
+
+class Sharing(str, Enum):
+    """Who may read and take up a run directory."""
+
+    PRIVATE = "private"
+    GROUP = "group"
 
 
 class EnvironmentSection(Section):
@@ -140,11 +192,11 @@ class Storage(Section):
     """A final save goes to what outlives the node, where that is fast enough."""
     quota: Annotated[str, BeforeValidator(checked(_quota))] | None = None
     """What one user may have there; more is refused before the first save."""
+    purge: Duration | None = None
+    """Files that nobody touched for so long are removed by the site."""
 
 
 class Profile(Section):
-    not_available: ClassVar[tuple[str, ...]] = ("failures", "tools")
-
     cluster: Line
     contact: Line | None = None
     backend: Backend = Backend.SLURM
@@ -153,6 +205,10 @@ class Profile(Section):
     kill_wait: DurationOrZero = "30s"
     """Seconds between TERM and KILL at the end of a job: Slurm's KillWait."""
     chain: ChainRules = ChainRules()
+    limits: Limits = Limits()
+    failures: Failures = Failures()
+    tools: Tools = Tools()
+    sharing: Sharing = Sharing.PRIVATE
     storage: dict[Annotated[Line, AfterValidator(checked(check_storage_name))], Storage] = Field(
         default_factory=dict
     )

@@ -11,15 +11,18 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ..errors import SpecError
-from ..settings import parse_keep, parse_memory, parse_policy
+from ..settings import parse_keep, parse_memory, parse_policy, parse_signal
 from ..tiers.wishes import parse_entries
 from .fields import Count, Duration, Line, Memory, Section, Words, checked, line, text
+from .members import Member, members_of
+from .profile import Sharing, Strategy
 
 MOST_LINKS = 1000
 """Slurm's MaxArraySize is 1001 unless a site changes it."""
@@ -40,6 +43,22 @@ def _command(value: object) -> Command:
     if not words or not words[0]:
         raise ValueError("must name a program")
     return words
+
+
+class ForwardTo(str, Enum):
+    """Which process of the step is signalled."""
+
+    COMMAND = "command"
+    """The command itself: a program, bash, mpirun, or srun (never with TERM)."""
+    WORKERS = "workers"
+    """Processes without children: behind torchrun and accelerate, which a signal would kill."""
+
+
+def _forwarded(value: object) -> str:
+    number = parse_signal(text(value), where="")
+    if number.name in ("SIGKILL", "SIGSTOP"):
+        raise ValueError(f"{text(value)!r} cannot be caught; write USR1, USR2, TERM or INT")
+    return number.name.removeprefix("SIG")
 
 
 def _gpus(value: object) -> int | str:
@@ -109,10 +128,58 @@ class Resources(Section):
         return nodes
 
 
+class Reaction(str, Enum):
+    """What the chain does after a link that ended for some cause."""
+
+    CONTINUE = "continue"
+    """The next link goes on, and the end does not count as a failure."""
+    RETRY = "retry"
+    """The next link goes on, but only so many such ends in a row are borne."""
+    HALT = "halt"
+
+
 class ChainSection(Section):
+    strategy: Strategy | None = None
+    """The profile's, unless said otherwise."""
     total_time: Duration | None = None
     link_time: Duration | None = None
+    min_time: Duration | None = None
+    """Slurm may shorten a link to this if it can start earlier then (--time-min)."""
     max_links: Annotated[Count, Field(le=MOST_LINKS)] | None = None
+    max_hours: Annotated[float, Field(gt=0)] | None = None
+    """Allocated hours over all links."""
+    max_gpu_hours: Annotated[float, Field(gt=0)] | None = None
+    max_restarts: Annotated[int, Field(ge=0)] | None = None
+    """Links beyond the first, whatever they ended for."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Failed links in a row that are followed by another one."""
+    on_preemption: Reaction = Reaction.CONTINUE
+    on_node_failure: Reaction = Reaction.CONTINUE
+    on_out_of_memory: Reaction = Reaction.RETRY
+    on_crash: Reaction = Reaction.RETRY
+    on_cancel: Reaction = Reaction.HALT
+
+
+class PinCode(str, Enum):
+    """Which code every link runs."""
+
+    COMMIT = "commit"
+    """What git has of the working directory; uncommitted changes are refused."""
+    COPY = "copy"
+    """A copy of the working directory's files as they are at submission."""
+
+
+class Pin(Section):
+    code: PinCode | None = None
+    environment: bool = False
+    """A link whose installed packages are not those of the submission does not start."""
+
+
+class Forward(Section):
+    """A real signal for a program that does not look at the notice file."""
+
+    signal: Annotated[str, BeforeValidator(checked(_forwarded))]
+    to: ForwardTo = ForwardTo.COMMAND
 
 
 class BestSection(Section):
@@ -158,7 +225,7 @@ class CheckpointSection(Section):
 
 
 class Spec(Section):
-    not_available: ClassVar[tuple[str, ...]] = ("members", "overhead")
+    not_available: ClassVar[tuple[str, ...]] = ("overhead",)
 
     name: Annotated[str, BeforeValidator(_name)]
     command: Annotated[Command, BeforeValidator(_command)]
@@ -173,6 +240,20 @@ class Spec(Section):
     tiers: Annotated[tuple[str, ...], BeforeValidator(checked(_tiers))] = ()
     """Fastest first: names of the profile's storage, directories (with a slash), or root."""
     level: Annotated[str, BeforeValidator(_level)] = "auto"
+    members: Annotated[tuple[Member, ...], BeforeValidator(members_of)] = ()
+    """A sweep: one independent chain for each."""
+    parallel: Count | None = None
+    """How many members of a sweep run at once; all that the cluster lets if not said."""
+    forward: Forward | None = None
+    mail: Line | None = None
+    """One mail when the chain ends, whatever the number of links."""
+    reservation: Line | None = None
+    exclude: Words = ()
+    """Hosts that are never used."""
+    pin: Pin = Pin()
+    log_limit: Memory = "1G"
+    """The most that the program's output of one link may take on disk."""
+    sharing: Sharing | None = None
 
     @model_validator(mode="before")
     @classmethod
