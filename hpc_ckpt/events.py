@@ -16,6 +16,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from .fsio import file_mode
+
 
 class Event(str, Enum):
     """Every event name, with the fields that go with it."""
@@ -24,10 +26,15 @@ class Event(str, Enum):
     LINK_STARTED = "link.started"  # generation, job, index, restarts, host, step, deadline
     LINK_NOTICED = "link.noticed"  # source, cause, left_s
     DEADLINE_MOVED = "link.deadline_moved"  # deadline
-    LINK_ENDED = "link.ended"  # outcome, cause, code, step, reason
+    LINK_ENDED = "link.ended"  # outcome, cause, code, step, reason, evidence
+    LINK_EXPLAINED = "link.explained"  # generation (of an earlier link), cause, evidence, time
+    CHAIN_EXTENDED = "chain.extended"  # job, links
+    NOTHING_FOLLOWS = "chain.nothing_follows"  # reason
+    HOSTS_EXCLUDED = "chain.hosts_excluded"  # hosts
+    LOG_CUT = "link.log_cut"  # bytes
     CHAIN_STOPPED = "chain.stopped"  # reason
     CHAIN_DONE = "chain.done"  # generation, step
-    REST_CANCELLED = "chain.rest_cancelled"  # array
+    REST_CANCELLED = "chain.rest_cancelled"  # jobs
     # events/ (runtime)
     RESTORED = "restored"  # step, epoch, checkpoint, tier, skipped, seconds
     STARTED_FRESH = "started_fresh"
@@ -106,7 +113,7 @@ class EventLog:
 def _append(path: Path, data: bytes) -> int:
     """How many bytes were taken."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, file_mode(path.parent))
     except OSError:
         return 0
     try:

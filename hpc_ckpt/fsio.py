@@ -20,6 +20,7 @@ import mmap
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +94,31 @@ def reached(point: str) -> None:
         _observer(point)
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) -> None:
+PRIVATE_DIRECTORY = 0o700
+GROUP_DIRECTORY = 0o2770
+_SHARED = stat.S_ISGID | stat.S_IWGRP
+
+
+def is_shared(directory: str | os.PathLike[str]) -> bool:
+    """Whether a directory is meant for a group: setgid and writable, as `sharing: group` makes it.
+
+    What is made in it follows: no setting has to reach whoever writes there.
+    """
+    try:
+        return os.stat(directory).st_mode & _SHARED == _SHARED  # noqa: PTH116 - no Path needed
+    except OSError:
+        return False
+
+
+def file_mode(directory: str | os.PathLike[str]) -> int:
+    return 0o660 if is_shared(directory) else 0o600
+
+
+def directory_mode(parent: str | os.PathLike[str]) -> int:
+    return GROUP_DIRECTORY if is_shared(parent) else PRIVATE_DIRECTORY
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace `path` by `data`: a reader, or a crash, sees the old content or the new.
 
     Durable when it returns. If it raises, the old content is untouched and the temporary file
@@ -102,7 +127,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600
     target = Path(path)
     temporary = target.with_name(f".{target.name}.tmp-{unique_suffix()}")
     try:
-        _write_durably(temporary, data, mode)
+        _write_durably(temporary, data)
         temporary.replace(target)
     except BaseException:  # cleaned up, then raised again
         temporary.unlink(missing_ok=True)
@@ -141,8 +166,8 @@ def _is_dead(pid: int, boot: str) -> bool:
     return False
 
 
-def _write_durably(path: Path, data: bytes, mode: int) -> None:
-    descriptor = create_file(path, mode)
+def _write_durably(path: Path, data: bytes) -> None:
+    descriptor = create_file(path)
     try:
         reached("atomic.opened")
         write_all(descriptor, memoryview(data))
@@ -153,8 +178,12 @@ def _write_durably(path: Path, data: bytes, mode: int) -> None:
         os.close(descriptor)
 
 
-def create_file(path: str | os.PathLike[str], mode: int = 0o600) -> int:
-    """A descriptor of a new file with exactly this mode, whatever the umask; never reuses one."""
+def create_file(path: str | os.PathLike[str]) -> int:
+    """A descriptor of a new file, private or the group's as its directory is, whatever the umask.
+
+    Never reuses one.
+    """
+    mode = file_mode(Path(path).parent)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         os.fchmod(descriptor, mode)
@@ -279,13 +308,13 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-def make_directory(path: str | os.PathLike[str], *, mode: int = 0o700) -> None:
-    """Make a directory and its missing parents so that they survive a crash; idempotent."""
+def make_directory(path: str | os.PathLike[str]) -> None:
+    """Make a private directory and its missing parents so that they survive a crash."""
     target = Path(path)
     missing = [place for place in (target, *target.parents) if not place.exists()]
     for place in reversed(missing):
-        place.mkdir(mode=mode, exist_ok=True)
-        place.chmod(mode)
+        place.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+        place.chmod(PRIVATE_DIRECTORY)
     for place in (target, *missing[1:]):
         # A parent that may be passed through but not read (mode 711) is the site's to keep.
         with contextlib.suppress(PermissionError):

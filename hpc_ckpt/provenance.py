@@ -28,6 +28,16 @@ def git_version(directory: Path) -> dict[str, str | bool] | None:
     return {"git": heads[0], "dirty": any(not line.startswith("#") for line in lines)}
 
 
+def ask_git(directory: Path, *words: str) -> bytes | None:
+    """What git answers; None where it is missing, refuses or knows nothing of the directory."""
+    ask = ["git", "-C", str(directory), *words]
+    try:
+        told = subprocess.run(ask, capture_output=True, timeout=_PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return told.stdout if told.returncode == 0 else None
+
+
 def of_this_program() -> dict[str, Any]:
     """The command as it was given, and the version of the script's own code."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)

@@ -165,11 +165,16 @@ class RunDir:
         inside = (self.lease, self.ledger, self.events, self.control, self.checkpoints, self.logs)
         return (self.root, *inside)
 
-    def create(self) -> list[Path]:
-        """Make the directories, private to the user; those that this very call made."""
+    def create(self, *, group: bool = False) -> list[Path]:
+        """Make the directories, for the user alone or for the group; those this call made."""
         parents = [place for place in reversed(self.root.parents) if not place.exists()]
         made = [place for place in parents if _make(place, 0o777)]
-        return made + [place for place in self.places if _make(place, 0o700)]
+        own = [place for place in self.places if _make(place, 0o700)]
+        if group:
+            # After mkdir, whatever the umask. Files follow the directory they are in.
+            for place in own:
+                place.chmod(fsio.GROUP_DIRECTORY)
+        return made + own
 
     def environment(self, generation: int, backend: str) -> dict[str, str]:
         """What a link tells its program; all paths absolute."""

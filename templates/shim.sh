@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 # The direct task of a link's one step: the only process that hears the scheduler's signals.
-# It turns them into a line of the notice file, and never signals the command it runs.
+# It turns them into a line of the notice file, and signals the command only where that was asked.
 # There is no trap for CONT on purpose: bash would then lose a TERM that is pending with it.
 
 notice() {
@@ -13,6 +13,36 @@ notice() {
 trap 'notice TERM' TERM
 trap 'notice USR1' USR1
 trap 'notice USR2' USR2
+
+# HPC_CKPT_FORWARD="USR1 command" or "USR1 workers": a program that does not look at the notice
+# file asked for a real signal. Once, when the notice is there, whoever wrote it.
+children() { cat /proc/"$1"/task/*/children 2>/dev/null || pgrep -P "$1"; }
+name() { cat /proc/"$1"/comm 2>/dev/null; }
+targets() { # processes below $1: of $2=workers those without children, else the first that is no shell
+    local pid
+    for pid in $(children "$1"); do
+        if [ -z "$(children "$pid")" ]; then
+            echo "$pid"
+        elif [ "$2" = workers ] || [[ $(name "$pid") == @(bash|sh|dash) ]]; then
+            targets "$pid" "$2"
+        else
+            echo "$pid"
+        fi
+    done
+}
+forwarded=
+forward() {
+    if [ -n "$forwarded" ] || [ -z "${HPC_CKPT_FORWARD-}" ] || [ ! -e "${HPC_CKPT_NOTICE-}" ]; then
+        return
+    fi
+    forwarded=1
+    local signal=${HPC_CKPT_FORWARD% *} pid
+    for pid in $(targets "$second" "${HPC_CKPT_FORWARD#* }"); do
+        # srun turns these into KILL for its tasks.
+        [[ "$signal $(name "$pid")" == @(TERM|HUP|QUIT)" srun" ]] && continue
+        kill -s "$signal" "$pid" 2>/dev/null
+    done
+}
 
 # A second shell runs the command in the foreground and hands its exit code over a pipe: bash
 # forgets the code of a background command that ends while a trap interrupts `wait` (5.2: -1).
@@ -34,6 +64,7 @@ code=
 until [[ $code == *';' ]]; do
     part=
     read -r -t 1 part <&3
+    forward
     code+=$part
     if [ -z "$code" ] && ! kill -0 "$second" 2>/dev/null; then
         read -r code <&3

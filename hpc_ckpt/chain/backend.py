@@ -19,6 +19,8 @@ class Cause(str, Enum):
     TIME_LIMIT = "time limit"
     PREEMPTED = "preempted"
     REQUEUED = "requeued"
+    NODE_FAILURE = "node failure"
+    OUT_OF_MEMORY = "out of memory"
     CANCELLED = "cancelled"
     HALTED = "halted"
     STOPPED = "stopped by signal"
@@ -47,7 +49,11 @@ class JobRecord:
     end: float | None = None
     """Unix seconds at which the allocation ends; None: unknown or unlimited."""
     cause: Cause | None = None
-    """Why the scheduler is ending it, once it is."""
+    """Why the scheduler is ending it, or has ended it."""
+    said: str = ""
+    """Its own words, for the ledger."""
+    ending: bool = False
+    """The fatal signal follows within the kill wait."""
 
 
 class Backend(Protocol):
@@ -59,6 +65,10 @@ class Backend(Protocol):
     enforces_end: bool
     """False: nobody else ends the link, so the runner itself must."""
 
+    @property
+    def node(self) -> str | None:
+        """The scheduler's name of this host, where it has one."""
+
     def holder(self) -> Holder:
         """The record for the lease file."""
 
@@ -68,8 +78,27 @@ class Backend(Protocol):
     def look(self) -> JobRecord:
         """Ask the scheduler about this link's own job. Never raises: no answer is no fact."""
 
+    def explain(self, holder: Holder) -> JobRecord:
+        """Ask how another link's job ended, while it is remembered. Never raises."""
+
     def step(self, argv: Sequence[str], log: Path) -> list[str]:
         """The command that runs `argv` as this link's one step, writing to `log`."""
 
-    def cancel_rest(self) -> str | None:
-        """Cancel the pending rest of this link's own array; the id cancelled, or None."""
+
+class Succession(Protocol):
+    """How one link is followed by the next. Nothing here raises: the next occasion tries again."""
+
+    def prepare(self) -> bool:
+        """See that something will follow this link; False: nothing does, ask again later."""
+
+    def go_on(self) -> None:
+        """This link is over, or will be killed within the kill wait: bring about the next."""
+
+    def end(self) -> list[str]:
+        """The chain is over: cancel what is pending of it; the ids that were cancelled."""
+
+    def avoid(self, hosts: Sequence[str]) -> bool:
+        """Let no further link run there; whether that could be asked for."""
+
+    def mail(self, address: str) -> None:
+        """Let the scheduler send one mail when this link's job is over."""

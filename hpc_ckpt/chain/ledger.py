@@ -16,6 +16,7 @@ from .. import events, lease
 from ..events import Event
 from ..rundir import RunDir
 from .backend import Cause
+from .past import explanations, jobs_of
 
 Record = dict[str, Any]
 LONGEST_KILL_WAIT_S = 300.0
@@ -43,6 +44,8 @@ class LinkSummary:
     ended: float | None
     cause: str
     reason: str
+    evidence: tuple[str, ...]
+    """What was seen of its end, in the words of whoever said it."""
     step_from: int
     step_now: int
     """The newest step it is known to have reached."""
@@ -70,6 +73,10 @@ class ChainStatus:
     state: State
     reason: str
     """Why it stopped, where it did."""
+    last_lines: tuple[str, ...]
+    """What the program said last, where a failure stopped the chain."""
+    remark: str
+    """What its user should know now, such as that nothing follows the link that runs."""
     step: int
     links: tuple[LinkSummary, ...]
     jobs: tuple[str, ...]
@@ -100,15 +107,29 @@ def read_status(rundir: RunDir, now: float | None = None) -> ChainStatus:
     links = _link_summaries(rundir, generations, now)
     committed = rundir.committed()
     state, reason = _state(rundir, generations, links)
+    last = list(events.read(rundir.ledger_file(generations[-1]))) if generations else []
     return ChainStatus(
         root=str(rundir.root),
         name=str(chain.get("name") or rundir.root.name),
         state=state,
         reason=reason,
+        last_lines=_last_lines(last) if state is State.STOPPED else (),
+        remark=_remark(last) if state is State.RUNNING else "",
         step=committed[-1].step if committed else 0,
         links=tuple(links),
-        jobs=tuple(str(job) for job in chain.get("jobs") or ()),
+        jobs=tuple(jobs_of(rundir)),
     )
+
+
+def _last_lines(records: Sequence[Record]) -> tuple[str, ...]:
+    stopped = _last(records, Event.CHAIN_STOPPED) or {}
+    return tuple(str(line) for line in stopped.get("last_lines") or ())
+
+
+def _remark(records: Sequence[Record]) -> str:
+    """A link that nothing follows is told early: there is time to submit more."""
+    told = _last(records, Event.NOTHING_FOLLOWS)
+    return "" if told is None else f"nothing follows this link: {told.get('reason')}"
 
 
 def _state(
@@ -126,6 +147,7 @@ def _state(
 
 def _link_summaries(rundir: RunDir, generations: Sequence[int], now: float) -> list[LinkSummary]:
     records = {generation: _records(rundir, generation) for generation in generations}
+    explained = explanations(record for many in records.values() for record in many)
     begun = [
         g
         for g in generations
@@ -135,14 +157,22 @@ def _link_summaries(rundir: RunDir, generations: Sequence[int], now: float) -> l
     for place, generation in enumerate(begun):
         following = begun[place + 1 : place + 2]
         resumed_at = _step_from(records[following[0]]) if following else None
-        summaries.append(_summarise(rundir, generation, records[generation], resumed_at, now))
+        told = explained.get(generation)
+        summaries.append(
+            _summarise(rundir, generation, records[generation], told, resumed_at, now)
+        )
     return summaries
 
 
 def _summarise(
-    rundir: RunDir, generation: int, records: list[Record], resumed_at: int | None, now: float
+    rundir: RunDir,
+    generation: int,
+    records: list[Record],
+    explained: Record | None,
+    resumed_at: int | None,
+    now: float,
 ) -> LinkSummary:
-    ended = _last(records, Event.LINK_ENDED)
+    ended = _last(records, Event.LINK_ENDED) or explained
     holder = lease.holder_of(rundir, generation) or lease.Holder()
     started = float(records[0]["time"])
     end_time = _end_time(rundir, generation, records, resumed_at is not None, now)
@@ -160,6 +190,7 @@ def _summarise(
         ended=end_time,
         cause=cause,
         reason=reason,
+        evidence=tuple(str(one) for one in (ended or {}).get("evidence") or ()),
         step_from=step_from,
         step_now=reached,
         step_to=step_to,

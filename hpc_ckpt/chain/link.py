@@ -1,8 +1,8 @@
 """The link runner: the batch script becomes this process, and it runs one link of a chain.
 
-It takes the lease, publishes the deadline, runs the user's command as one step, turns the
-scheduler's signals into the notice file, judges how the link ended and decides whether the
-chain goes on. It never signals the command: what asks for a save is the notice file.
+It takes the lease, publishes the deadline, sees that something follows, runs the user's command
+as one step, turns the scheduler's signals into the notice file, judges how the link ended and
+decides whether the chain goes on. It never signals the command: the notice file asks for a save.
 
 Standard library only, here and in everything it imports: it is started with `-I` by an
 absolute interpreter, before and outside of any environment the user's program needs.
@@ -22,24 +22,30 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import events, lease
+from .. import lease
 from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError
 from ..events import Event, EventLog
 from ..rundir import Result, RunDir
-from ..settings import margin
 from ..units import format_duration
-from .backend import Backend, Cause, JobRecord
+from . import logcap, pinning
+from .allocation import SlurmBackend
+from .backend import Backend, Cause
+from .budget import budget_spent, links_left, reason_to_stop
+from .clockwork import Clockwork
+from .evidence import last_lines, tail
 from .local import LocalBackend
-from .orders import Orders
-from .slurm import SlurmBackend
-from .verdict import Verdict, budget_spent, judge, reason_to_stop
+from .lookback import avoid_bad_hosts, explain_last
+from .orders import HALT, Orders
+from .succession import succession
+from .surroundings import environment
+from .sweep import all_over, member_root
+from .verdict import Logs, Verdict, judge
 
 log = logging.getLogger("hpc_ckpt.link")
 
 WAKE_EVERY_S = 1.0
+PREPARE_EVERY_S = 60.0
 LEASE_SLACK_S = 30.0
-BACKSTOP_SHARE = 0.5
-"""Of the runtime's own margin: its deadline save comes first, the backstop only if it did not."""
 
 
 class _ToldToStop(Exception):
@@ -54,49 +60,66 @@ class LinkRunner:
         self._orders = orders
         self._backend = backend
         self._watched = {signal.SIGTERM, signal.SIGCHLD, orders.signal}
-        self._deadline: float | None = None
-        self._cause: Cause | None = None
-        self._asked: set[str] = set()
-        self._backstop_pending = False
+        self._generation = lease.highest(rundir) + 1
+        self._enter(self._generation)
+
+    def _enter(self, generation: int) -> None:
+        """What depends on the number of the link; nothing is written yet."""
+        self._generation = generation
+        self._ledger = EventLog(self._rundir.ledger_file(generation))
+        self._succession = succession(
+            self._backend,
+            self._rundir,
+            self._orders,
+            self._ledger,
+            lambda: links_left(self._rundir, generation, self._orders),
+        )
+        self._clock = Clockwork(
+            self._rundir, self._orders, self._backend, self._ledger, generation
+        )
         self._step_from = 0
-        self._started = time.time()
+        self._terminated = False
+        self._goes_on = False
+        self._prepare_at = 0.0
 
     def run(self) -> int:
         """Exit code of the batch job: 0 unless the program failed."""
-        if self._is_over(lease.highest(self._rundir) + 1):
+        if self._is_over():
             return EXIT_COMPLETE
         try:
             taken = self._take_lease()
         except _ToldToStop:
             log.info("told to stop while waiting for the lease; nothing was started")
             return EXIT_COMPLETE
-        self._generation = taken.generation
-        self._ledger = EventLog(self._rundir.ledger_file(self._generation))
+        self._enter(taken.generation)
         try:
             # The one before may have finished the work, or ended the chain, meanwhile.
-            if self._is_over(self._generation):
+            if self._is_over() or self._ends_with_the_last():
                 return EXIT_COMPLETE
-            return self._run_link()
+            code = self._run_link()
         finally:
             taken.release()
+        if self._goes_on:
+            self._succession.go_on()
+        return code
 
     # ── before ────────────────────────────────────────────────────────────────────────────
-    def _is_over(self, generation: int) -> bool:
+    def _is_over(self) -> bool:
         """Whether the chain is over; a requeued or left-over array index then ends at once."""
-        why = self._why_over(generation)
+        why = self._why_over()
         if why is None:
             return False
         log.info("nothing to do: %s", why)
-        self._backend.cancel_rest()
+        self._succession.end()
         return True
 
-    def _why_over(self, generation: int) -> str | None:
+    def _why_over(self) -> str | None:
         if self._rundir.done() is not None:
             return "the work is complete"
         halted = self._rundir.halted()
         if halted is not None:
             return f"the chain is halted: {halted}"
-        return budget_spent(self._rundir, generation - 1, self._orders)
+        return budget_spent(self._rundir, self._generation - 1, self._orders)
 
     def _take_lease(self) -> lease.Lease:
         waiting = lease.Waiting(
@@ -111,18 +134,39 @@ class LinkRunner:
         if received is not None and received.si_signo == signal.SIGTERM:
             raise _ToldToStop
 
+    def _ends_with_the_last(self) -> bool:
+        """Whether a link that could not say so itself was the last one."""
+        explained = explain_last(
+            self._rundir, self._generation, self._orders, self._backend, self._ledger
+        )
+        avoid_bad_hosts(
+            self._rundir, self._generation - 1, self._orders, self._succession, self._ledger
+        )
+        if not explained:
+            return False
+        reason = reason_to_stop(self._rundir, self._generation - 1, self._orders)
+        if reason is None:
+            return False
+        self._stop_chain(reason, [])
+        return True
+
     # ── during ────────────────────────────────────────────────────────────────────────────
     def _run_link(self) -> int:
         self._step_from = self._newest_step()
-        self._publish_end(self._backend.look())
+        self._clock.begin()
+        logs = self._logs()
         self._ledger.emit(
             Event.LINK_STARTED,
             generation=self._generation,
             step=self._step_from,
-            deadline=self._deadline,
+            deadline=self._clock.deadline,
+            node=self._backend.node,
             **vars(self._backend.holder()),
         )
         log.info("link %d: from step %d, %s", self._generation, self._step_from, self._left())
+        different = pinning.changed(self._orders.packages or {})
+        if different is not None:
+            return self._finish(Verdict(Result.FAILED, Cause.NOT_STARTED, different), None)
         try:
             child = self._start()
         except OSError as error:
@@ -132,7 +176,15 @@ class LinkRunner:
             code = self._wait_for(child)
         finally:
             _kill_group(child)  # does nothing once it has ended; never leaves it behind
-        return self._finish(judge(self._rundir, self._generation, code, self._cause), code)
+        if self._terminated:
+            self._clock.look_again()
+        verdict = judge(self._rundir, self._generation, code, self._clock.seen, logs)
+        return self._finish(verdict, code)
+
+    def _logs(self) -> Logs:
+        program = self._rundir.log_file(self._generation)
+        batch = self._orders.batch_logs / f"slurm-{self._backend.holder().job}.log"
+        return Logs(program, batch, _size(program), _size(batch))
 
     def _start(self) -> subprocess.Popen[bytes]:
         argv = self._backend.step(self._orders.argv, self._rundir.log_file(self._generation))
@@ -145,7 +197,9 @@ class LinkRunner:
         return subprocess.Popen(
             argv,
             cwd=self._orders.cwd,
-            env=self._environment(),
+            env=environment(
+                os.environ, self._rundir, self._orders, self._generation, self._backend.name
+            ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -161,15 +215,6 @@ class LinkRunner:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-    def _environment(self) -> dict[str, str]:
-        environment = dict(os.environ)
-        environment.update(self._orders.environment)
-        environment.update(self._rundir.environment(self._generation, self._backend.name))
-        if self._orders.threads:
-            # Another thread count gives other sums: the same for every link of the chain.
-            environment.setdefault("OMP_NUM_THREADS", str(self._orders.threads))
-        return environment
-
     def _wait_for(self, child: subprocess.Popen[bytes]) -> int:
         while True:
             received = signal.sigtimedwait(self._watched, WAKE_EVERY_S)
@@ -181,93 +226,37 @@ class LinkRunner:
             self._look_around(child)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """TERM is always a notice; the --signal backstop only if time is really short.
-
-        The runtime's own deadline save then comes as late as is safe.
-        """
-        known = self._deadline
-        if number == signal.SIGTERM:
-            self._give_notice(number.name)  # first: the scheduler may be slow to answer
-        self._ask_once(number.name)
-        shortened = self._deadline is None or known is None or self._deadline < known - 1.0
-        if number == signal.SIGTERM:
+        """TERM is always a notice; the --signal backstop only if time is really short."""
+        if number != signal.SIGTERM:
+            self._clock.warned(number)
             return
-        if shortened:
-            self._cause = self._cause or Cause.TIME_LIMIT
-            self._give_notice(number.name)
-        else:
-            self._backstop_pending = True
+        # The first one may be the start of a grace; the second is the end of it.
+        occasion = f"second {number.name}" if self._terminated else number.name
+        self._terminated = True
+        self._clock.give_notice(number.name)  # first: the scheduler may be slow to answer
+        record = self._clock.ask_once(occasion)
+        seen = self._clock.seen
+        if record is None or not record.ending or seen is None or seen.cause is None:
+            return
+        if self._orders.reaction(seen.cause) != HALT:
+            # Whether the program leaves within the kill wait is not known.
+            self._succession.go_on()
 
     def _look_around(self, child: subprocess.Popen[bytes]) -> None:
-        if self._rundir.notice_file(self._generation).exists():
-            self._ask_once("notice")
-        if self._backstop_pending and self._rundir.outcome(self._generation) is not None:
-            self._backstop_pending = False  # it has saved and is on its way out
-        if self._backstop_pending and self._time_is_short():
-            self._backstop_pending = False
-            self._cause = self._cause or Cause.TIME_LIMIT
-            self._give_notice(f"{self._orders.signal.name} backstop")
-        if not self._backend.enforces_end:
-            self._enforce_end(child)
-
-    def _ask_once(self, occasion: str) -> None:
-        """Ask the scheduler at the first of each kind of occasion, never again for it."""
-        if occasion in self._asked:
-            return
-        self._asked.add(occasion)
-        record = self._backend.look()
-        self._cause = self._cause or record.cause
-        self._publish_end(record)
-        self._ledger.emit(
-            Event.LINK_NOTICED,
-            source=occasion,
-            cause=self._cause,
-            left_s=None if self._deadline is None else round(self._deadline - time.time(), 1),
-        )
-
-    def _publish_end(self, record: JobRecord) -> None:
-        if record.end is None or record.end == self._deadline:
-            return
-        if self._deadline is not None:
-            self._ledger.emit(Event.DEADLINE_MOVED, deadline=record.end)
-        self._deadline = record.end
-        with contextlib.suppress(OSError):  # the notice still comes
-            self._rundir.write_deadline(self._generation, record.end)
-
-    def _give_notice(self, source: str) -> None:
-        self._asked.add("notice")  # our own needs no second question
-        try:
-            self._rundir.give_notice(self._generation, source)
-        except OSError as error:
-            log.warning("could not write the notice: %s", error)
-
-    def _time_is_short(self) -> bool:
-        save_s = self._measured_save()
-        if self._deadline is None or save_s is None:
-            return True
-        spare_s = BACKSTOP_SHARE * margin(self._deadline - self._started)
-        return self._deadline - time.time() <= save_s + spare_s
-
-    def _measured_save(self) -> float | None:
-        """Seconds of this link's slowest save, as the runtime recorded it."""
-        paths = self._rundir.events.glob(f"{self._generation:08d}-*.jsonl")
-        records = (record for path in paths for record in events.read(path))
-        committed = (r for r in records if r["event"] == Event.COMMITTED.value)
-        seconds = [r.get("full_s", r.get("save_s")) for r in committed]
-        return max((float(s) for s in seconds if isinstance(s, (int, float))), default=None)
-
-    def _enforce_end(self, child: subprocess.Popen[bytes]) -> None:
-        """Where no scheduler does: notice at the end of the link, then the kill wait."""
-        record = self._backend.look()
-        self._publish_end(record)
-        if self._deadline is None or time.time() < self._deadline:
-            return
-        if "end" not in self._asked:
-            self._asked.add("end")
-            self._cause = self._cause or record.cause or Cause.TIME_LIMIT
-            self._give_notice("end of the link")
-        if time.time() >= self._deadline + self._backend.kill_wait_s:
+        self._see_to_succession()
+        self._clock.tick()
+        dropped = logcap.cut(self._rundir.log_file(self._generation), self._orders.log_limit)
+        if dropped:
+            self._ledger.emit(Event.LOG_CUT, bytes=dropped)
+        if not self._backend.enforces_end and self._clock.is_past_end():
             _kill_group(child)
+
+    def _see_to_succession(self) -> None:
+        """Once, and again while the scheduler does not answer."""
+        now = time.monotonic()
+        if now < self._prepare_at:
+            return
+        self._prepare_at = float("inf") if self._succession.prepare() else now + PREPARE_EVERY_S
 
     # ── after ─────────────────────────────────────────────────────────────────────────────
     def _finish(self, verdict: Verdict, code: int | None) -> int:
@@ -280,6 +269,7 @@ class LinkRunner:
             code=code,
             step=step,
             progress=verdict.progress(self._step_from, step),
+            evidence=list(verdict.evidence),
         )
         log.info(
             "link %d: %s at step %d (%s)",
@@ -297,26 +287,50 @@ class LinkRunner:
         if verdict.result is Result.COMPLETE:
             done = self._rundir.done()
             self._ledger.emit(Event.CHAIN_DONE, step=None if done is None else done.step)
-        else:
-            reason = reason_to_stop(self._rundir, self._generation, self._orders)
-            if reason is None:
-                return
-            self._ledger.emit(Event.CHAIN_STOPPED, reason=reason)
-            log.info("the chain stops: %s", reason)
-            if self._rundir.halted() is None:
-                self._rundir.write_halt(reason)
-        cancelled = self._backend.cancel_rest()
-        if cancelled is not None:
-            self._ledger.emit(Event.REST_CANCELLED, array=cancelled)
+            self._end_succession()
+            return
+        reason = reason_to_stop(self._rundir, self._generation, self._orders)
+        if reason is None:
+            avoid_bad_hosts(
+                self._rundir, self._generation, self._orders, self._succession, self._ledger
+            )
+            self._goes_on = True
+            return
+        failed = verdict.result is Result.FAILED
+        lines = last_lines(tail(self._rundir.log_file(self._generation))) if failed else []
+        self._stop_chain(reason, lines)
+
+    def _stop_chain(self, reason: str, lines: list[str]) -> None:
+        self._ledger.emit(Event.CHAIN_STOPPED, reason=reason, last_lines=lines)
+        log.info("the chain stops: %s", reason)
+        for line in lines:
+            log.info("  %s", line)
+        if self._rundir.halted() is None:
+            self._rundir.write_halt(reason)
+        self._end_succession()
+
+    def _end_succession(self) -> None:
+        cancelled = self._succession.end()
+        if cancelled:
+            self._ledger.emit(Event.REST_CANCELLED, jobs=cancelled)
+        if self._orders.mail and all_over(self._rundir):
+            self._succession.mail(self._orders.mail)
 
     def _newest_step(self) -> int:
         keys = self._rundir.committed()
         return keys[-1].step if keys else 0
 
     def _left(self) -> str:
-        if self._deadline is None:
+        if self._clock.deadline is None:
             return "end of the allocation unknown"
-        return f"{format_duration(max(0.0, self._deadline - time.time()))} left"
+        return f"{format_duration(max(0.0, self._clock.deadline - time.time()))} left"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
@@ -333,6 +347,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="hpc_ckpt.chain.link", description="Run one link.")
     parser.add_argument("--root", required=True, type=Path)
     parser.add_argument("--backend", required=True, choices=("slurm", "local"))
+    parser.add_argument("--member", type=int, help="of the sweep in --root, by array index")
     parser.add_argument("--end-file", type=Path, help="local: where the end of the link is told")
     return parser.parse_args(argv)
 
@@ -350,8 +365,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     logging.basicConfig(level=logging.INFO, format="hpc-ckpt: %(message)s", stream=sys.stderr)
     arguments = _parse(argv)
-    rundir = RunDir(arguments.root)
     try:
+        member = arguments.member
+        root = arguments.root if member is None else member_root(arguments.root, member)
+        rundir = RunDir(root)
         orders = Orders.read(rundir)
         signal.pthread_sigmask(signal.SIG_BLOCK, {orders.signal})
         return LinkRunner(rundir, orders, _backend(arguments, orders)).run()

@@ -39,6 +39,10 @@ class LocalBackend:
     _parent: int = field(default_factory=os.getppid)
     _orphaned_at: float | None = None
 
+    @property
+    def node(self) -> str | None:
+        return None
+
     def holder(self) -> Holder:
         return Holder.here()
 
@@ -59,11 +63,11 @@ class LocalBackend:
         except (OSError, ValueError, KeyError, TypeError):
             return JobRecord()
 
+    def explain(self, holder: Holder) -> JobRecord:
+        return JobRecord()  # nobody keeps a record of it
+
     def step(self, argv: Sequence[str], log: Path) -> list[str]:
         return list(argv)
-
-    def cancel_rest(self) -> str | None:
-        return None  # the parent sees DONE or halt and starts no further link
 
 
 @dataclass(frozen=True)

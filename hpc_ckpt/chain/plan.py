@@ -11,22 +11,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from .. import __version__
 from ..errors import SpecError
 from ..settings import DEFAULT_POLICY, parse_keep
 from ..tiers.wishes import HOME, Survives, check_names
-from ..units import (
-    format_duration,
-    parse_duration,
-    parse_size,
-    slurm_memory,
-    slurm_time,
-)
+from ..units import format_duration, parse_duration
 from .activation import Activation
-from .profile import Backend, Partition, Profile, directive_name
+from .directives import Directive, directives
+from .members import member_name, unused
+from .profile import Backend, Partition, Profile, Sharing, Strategy
 from .spec import MOST_LINKS, Spec
+from .warnings import root_warnings
 
 DEFAULT_LINKS = 10
 LONGEST_DEFAULT_LINK_S = 8 * 3600.0
@@ -34,14 +29,6 @@ LOCAL_LINK_S = 3600.0
 SIGNAL_SLACK_S = 60.0
 """Slurm may send --signal this much earlier than asked."""
 LEVEL = "model: the command is expected to use hpc_ckpt.Checkpointer, or to exit 75 when saved"
-
-
-@dataclass(frozen=True)
-class Directive:
-    """One #SBATCH line; `value` is what Slurm shall understand, not yet quoted."""
-
-    name: str
-    value: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +40,21 @@ class Plan:
     name: str
     root: Path
     cwd: Path
+    strategy: Strategy
     links: int
+    """How many are submitted at once."""
     link_s: float
     total_s: float | None
     """What the user said the work takes."""
     lead_s: float
     signal: str
-    array: str
+    array: str | None
+    members: tuple[str, ...]
+    """The names of a sweep's chains, in the order of their array indices."""
+    gpus: int
+    """What one link has in all."""
+    group: bool
+    """The run directory is shared with the group."""
     directives: tuple[Directive, ...]
     extra: tuple[str, ...]
     """Directives of the profile, written as they are."""
@@ -77,8 +72,10 @@ class Plan:
         return [
             f"chain     {self.name} on {self._where()}",
             f"root      {self.root}",
+            *([f"members   {len(self.members)}, each a chain of its own"] if self.members else []),
             f"links     at most {self.links} of {format_duration(self.link_s)} each, one at a time"
             f" ({format_duration(self.links * self.link_s)} in all)",
+            *([f"strategy  {self.strategy.value}"] if self.backend is Backend.SLURM else []),
             *([f"work      {format_duration(self.total_s)} asked for"] if self.total_s else []),
             f"level     {LEVEL}",
             f"policy    {self.policy}",
@@ -101,29 +98,51 @@ class Plan:
         return ", then ".join(steps) or "none: no environment was active at submission"
 
 
+@dataclass(frozen=True)
+class SiteLimits:
+    """What the live cluster allows; None: it did not say."""
+
+    max_array: int | None = None
+    max_submit: int | None = None
+
+
 def plan_chain(
-    spec: Spec, profile: Profile, *, cwd: Path, activations: Sequence[Activation] = ()
+    spec: Spec,
+    profile: Profile,
+    *,
+    cwd: Path,
+    activations: Sequence[Activation] = (),
+    limits: SiteLimits | None = None,
+    home: str | None = None,
 ) -> Plan:
     """The plan, or a SpecError that says what does not fit. `spec.root` must be absolute."""
     partitions = _partitions(spec, profile)
     link_s, lead_s = _link_time(spec, profile, partitions), parse_duration(profile.signal.lead)
     links, notes = _links(spec, profile, partitions, link_s)
     slurm = profile.backend is Backend.SLURM
+    strategy = _strategy(spec, profile) if slurm else Strategy.ARRAY
+    if slurm:
+        links, more = _within_limits(links, strategy, spec, profile, limits or SiteLimits())
+        notes += more
     prologue = (profile.environment.prologue or "").strip("\n") or None
-    array = f"1-{links}%1"
+    array = _array(spec, strategy, links)
     return Plan(
         backend=profile.backend,
         cluster=profile.cluster,
         name=spec.name,
         root=Path(spec.root),
         cwd=cwd,
+        strategy=strategy,
         links=links,
         link_s=link_s,
         total_s=None if spec.chain.total_time is None else parse_duration(spec.chain.total_time),
         lead_s=lead_s,
         signal=profile.signal.name,
         array=array,
-        directives=_directives(spec, profile, cwd, array, link_s) if slurm else (),
+        members=tuple(member_name(member) for member in spec.members),
+        gpus=_gpu_count(spec),
+        group=(spec.sharing or profile.sharing) is Sharing.GROUP,
+        directives=directives(spec, profile, cwd, array, link_s) if slurm else (),
         extra=profile.directives.extra if slurm else (),
         modules=profile.environment.modules if slurm else (),
         prologue=prologue if slurm else None,
@@ -131,8 +150,102 @@ def plan_chain(
         policy=_policy_text(spec),
         keep=_keep_text(spec),
         tiers=_tiers_text(spec, profile),
-        notes=(*notes, *_partition_notes(spec, profile, partitions)),
+        notes=(
+            *notes,
+            *_partition_notes(spec, profile, partitions),
+            *_member_notes(spec),
+            *root_warnings(spec, profile, home=home),
+        ),
     )
+
+
+# ── strategy ──────────────────────────────────────────────────────────────────────────────
+def _strategy(spec: Spec, profile: Profile) -> Strategy:
+    rules = profile.chain
+    wanted = spec.chain.strategy or rules.strategy
+    if spec.members:
+        wanted = _strategy_of_sweep(spec, profile)
+    if wanted is Strategy.REQUEUE and not rules.requeue:
+        raise SpecError(
+            f"chain.strategy: requeue is not allowed by the profile of {profile.cluster} "
+            "(chain.requeue: false); write array"
+        )
+    if wanted is Strategy.RESUBMIT and not rules.submit_from_compute_nodes:
+        raise SpecError(
+            "chain.strategy: resubmit needs sbatch on compute nodes, which the profile of "
+            f"{profile.cluster} does not allow (chain.submit_from_compute_nodes); write array"
+        )
+    return wanted
+
+
+def _strategy_of_sweep(spec: Spec, profile: Profile) -> Strategy:
+    """An index is a member there, no token: it must come back, or submit itself again."""
+    if spec.chain.strategy in (Strategy.ARRAY, Strategy.AFTERANY):
+        raise SpecError("chain.strategy: the members of a sweep go on by requeue or resubmit")
+    if spec.chain.strategy is not None:
+        return spec.chain.strategy
+    if profile.chain.requeue:
+        return Strategy.REQUEUE
+    if profile.chain.submit_from_compute_nodes:
+        return Strategy.RESUBMIT
+    raise SpecError(
+        f"members: the profile of {profile.cluster} allows neither requeue nor sbatch on compute "
+        "nodes, so a member could not go on after its first link; submit each as a chain"
+    )
+
+
+def _array(spec: Spec, strategy: Strategy, links: int) -> str | None:
+    if spec.members:
+        together = f"%{spec.parallel}" if spec.parallel else ""
+        return f"1-{len(spec.members)}{together}"
+    return f"1-{links}%1" if strategy is Strategy.ARRAY else None
+
+
+def _within_limits(
+    links: int, strategy: Strategy, spec: Spec, profile: Profile, live: SiteLimits
+) -> tuple[int, list[str]]:
+    """As many as the site takes at once; the rest follows where the chain may extend itself."""
+    indices = _tightest(profile.limits.max_array, live.max_array)
+    most_array = None if indices is None else indices - 1
+    most_jobs = _tightest(profile.limits.max_submit, live.max_submit)
+    if spec.members:
+        _check_sweep_fits(len(spec.members), most_array, most_jobs)
+        return links, []
+    if strategy in (Strategy.REQUEUE, Strategy.RESUBMIT):
+        return links, []
+    bounds = [most_jobs, most_array if strategy is Strategy.ARRAY else None]
+    most = min((bound for bound in bounds if bound is not None), default=links)
+    if links <= most:
+        return links, []
+    extends = profile.chain.submit_from_compute_nodes
+    rest = "the chain extends itself" if extends else "submit again when they are used up"
+    return max(1, most), [f"this site takes {most} links at once instead of {links}; {rest}"]
+
+
+def _check_sweep_fits(members: int, most_array: int | None, most_jobs: int | None) -> None:
+    most = min((m for m in (most_array, most_jobs) if m is not None), default=members)
+    if members > most:
+        raise SpecError(f"members: {members} are more than this site takes at once ({most})")
+
+
+def _tightest(*bounds: int | None) -> int | None:
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _gpu_count(spec: Spec) -> int:
+    wanted = spec.resources.gpus
+    count = int(wanted.rpartition(":")[2]) if isinstance(wanted, str) else wanted
+    return count * spec.resources.nodes
+
+
+def _member_notes(spec: Spec) -> list[str]:
+    if not spec.members:
+        return []
+    left_out = unused(spec.command, spec.members[0])
+    if not left_out:
+        return []
+    names = ", ".join(f"{{{name}}}" for name in left_out)
+    return [f"the command does not mention {names}: HPC_CKPT_MEMBER_… has the values"]
 
 
 # ── time ──────────────────────────────────────────────────────────────────────────────────
@@ -176,16 +289,21 @@ def _link_time(spec: Spec, profile: Profile, partitions: dict[str, Partition]) -
             f"chain.link_time: {asked} is more than partition {tightest!r} allows "
             f"({partitions[tightest].max_time})"
         )
-    _check_signal_fits(profile, link_s)
+    _check_signal_fits(profile, link_s, "chain.link_time")
+    if spec.chain.min_time is not None:
+        shortest = parse_duration(spec.chain.min_time)
+        if shortest > link_s:
+            raise SpecError("chain.min_time: more than a link may take; it must be shorter")
+        _check_signal_fits(profile, shortest, "chain.min_time")
     return link_s
 
 
-def _check_signal_fits(profile: Profile, link_s: float) -> None:
+def _check_signal_fits(profile: Profile, link_s: float, key: str) -> None:
     """A link hardly longer than its warning is warned when it starts and does no work."""
     smallest = 2 * (parse_duration(profile.signal.lead) + SIGNAL_SLACK_S)
     if link_s < smallest:
         raise SpecError(
-            f"chain.link_time: {format_duration(link_s)} is too short for a warning "
+            f"{key}: {format_duration(link_s)} is too short for a warning "
             f"{profile.signal.lead} before the end; at least {format_duration(smallest)}, "
             "or a shorter signal.lead in the profile"
         )
@@ -204,7 +322,7 @@ def _links(
     needed = math.ceil(parse_duration(spec.chain.total_time) / (link_s - lost_s))
     preemptible = any(partition.preempt is not None for partition in partitions.values())
     # An index that is not needed costs nothing: completion cancels the rest.
-    wanted = needed + (needed if preemptible else math.ceil(needed / 10))
+    wanted = needed + _spare(spec.chain.total_time, profile, needed, preemptible=preemptible)
     links = min(wanted, most or MOST_LINKS, MOST_LINKS)
     if links >= needed:
         return links, []
@@ -212,45 +330,13 @@ def _links(
     return links, [f"{links} links give {short} of work, less than total_time; submit again then"]
 
 
-# ── directives ────────────────────────────────────────────────────────────────────────────
-def _directives(
-    spec: Spec, profile: Profile, cwd: Path, array: str, link_s: float
-) -> tuple[Directive, ...]:
-    wants = spec.resources
-    lead = math.ceil(parse_duration(profile.signal.lead))
-    memory = None if wants.memory is None else parse_size(wants.memory)
-    every: tuple[tuple[str, str | None], ...] = (
-        ("--job-name", spec.name),
-        ("--array", array),
-        ("--time", slurm_time(link_s)),
-        ("--partition", ",".join(spec.partition) or None),
-        ("--account", spec.account),
-        ("--qos", spec.qos),
-        ("--constraint", spec.constraint),
-        ("--nodes", str(wants.nodes)),
-        ("--ntasks", "1"),
-        ("--cpus-per-task", str(wants.cpus)),
-        ("--gres", f"gpu:{wants.gpus}" if wants.gpus else None),
-        ("--mem", None if memory is None else slurm_memory(memory) if memory else "0"),
-        ("--signal", f"B:{profile.signal.name}@{lead}"),
-        ("--open-mode", "append"),
-        ("--output", _log_pattern(spec.root)),
-        ("--export", "NONE"),
-        ("--chdir", str(cwd)),
-    )
-    requeue = Directive("--requeue" if profile.chain.requeue else "--no-requeue")
-    written = [Directive(name, value) for name, value in every if value is not None]
-    skip = {directive_name(name) for name in profile.directives.skip}
-    return tuple(d for d in [*written, requeue] if directive_name(d.name) not in skip)
-
-
-def _log_pattern(root: str) -> str:
-    if "\\" in root:
-        raise SpecError(
-            f"root: {root!r} contains a backslash, and Slurm cannot write its log there; "
-            "choose another root"
-        )
-    return root.replace("%", "%%") + "/logs/slurm-%A_%a.log"
+def _spare(total: str, profile: Profile, needed: int, *, preemptible: bool) -> int:
+    """Links for what the site ends early: as it says how often, or a guess."""
+    often = [profile.failures.mtbf, profile.failures.preemption if preemptible else None]
+    told = [parse_duration(every) for every in often if every is not None]
+    if told and (profile.failures.preemption is not None or not preemptible):
+        return math.ceil(1.5 * sum(parse_duration(total) / every for every in told)) + 1
+    return needed if preemptible else math.ceil(needed / 10)
 
 
 # ── words ─────────────────────────────────────────────────────────────────────────────────
@@ -296,42 +382,3 @@ def _partition_notes(spec: Spec, profile: Profile, partitions: dict[str, Partiti
         for name, partition in partitions.items()
         if partition.preempt is not None
     ]
-
-
-# ── chain.json ────────────────────────────────────────────────────────────────────────────
-def chain_record(
-    spec: Spec,
-    profile: Profile,
-    plan: Plan,
-    *,
-    chain: str,
-    created: float,
-    code: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """What chain.json says; `chain` is a fresh UUID, `code` is {git, dirty}."""
-    resolved = spec.model_dump(mode="json")
-    resolved["chain"]["max_links"] = spec.chain.max_links or plan.links
-    resolved["chain"]["link_time"] = spec.chain.link_time or format_duration(plan.link_s)
-    return {
-        "format_version": 1,
-        "chain": chain,
-        "name": spec.name,
-        "created": created,
-        "version": __version__,
-        "command": resolved["command"],
-        "argv": spec.argv,
-        "cwd": str(plan.cwd),
-        "threads": _threads(spec, profile),
-        "backend": profile.backend.value,
-        "spec": resolved,
-        "profile": profile.model_dump(mode="json"),
-        "code": code,
-        "after_generation": 0,
-        "jobs": [],
-    }
-
-
-def _threads(spec: Spec, profile: Profile) -> int | None:
-    """What to pin OMP_NUM_THREADS to; None leaves this machine's own default, all its cores."""
-    asked = "cpus" in spec.resources.model_fields_set
-    return spec.resources.cpus if asked or profile.backend is Backend.SLURM else None

@@ -14,7 +14,8 @@ import jinja2
 
 from .. import resources
 from ..errors import SpecError
-from .plan import Directive, Plan
+from .directives import Directive
+from .plan import Plan
 from .profile import Backend
 
 TEMPLATE = "templates/chain.sbatch.j2"
@@ -41,6 +42,9 @@ def render(plan: Plan, *, python: str) -> str:
             activations=plan.activations,
             python=python,
             root=str(plan.root),
+            strategy=plan.strategy.value,
+            sweep=bool(plan.members),
+            group=plan.group,
         )
     )
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import resources
 from ..errors import SchedulerError
-from ..lease import Holder
 from ..units import parse_duration
 from .backend import Cause, JobRecord
+from .evidence import of_state
 
 COMMAND_TIMEOUT_S = 30.0
 IS_IT_THERE_TIMEOUT_S = 5.0
@@ -30,9 +29,22 @@ LIVE_STATES = frozenset(
 Runner = Callable[[Sequence[str]], str]
 
 
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Without what an allocation tells its own steps: a job submitted from inside one would
+    otherwise inherit its partition, its size, its binding. Where Slurm is stays known."""
+    inherited = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "PMI_", "PMI2_", "PMIX_")
+    return {
+        name: value
+        for name, value in environ.items()
+        if name == "SLURM_CONF" or not name.startswith(inherited)
+    }
+
+
 def run_command(argv: Sequence[str], timeout_s: float | None = COMMAND_TIMEOUT_S) -> str:
     """Output of a Slurm command; SchedulerError if it fails, is missing or does not answer."""
-    environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}  # times as unix seconds
+    inside = "SLURM_JOB_ID" in os.environ
+    environment = clean_environment(os.environ) if inside else dict(os.environ)
+    environment["SLURM_TIME_FORMAT"] = "%s"  # times as unix seconds
     try:
         done = subprocess.run(
             list(argv),
@@ -78,33 +90,57 @@ def parse_submitted(text: str) -> str:
 
 def job_record(record: Mapping[str, str], restarts_before: int) -> JobRecord:
     """End and cause from one scontrol record of a job that is running or being ended."""
+    state = record.get("JobState", "")
     return JobRecord(
         end=parse_time(record.get("EndTime")),
         cause=_cause(record, restarts_before),
+        said=_said(record),
+        ending="COMPLETING" in state,
     )
 
 
 def _cause(record: Mapping[str, str], restarts_before: int) -> Cause | None:
     state = record.get("JobState", "")
-    restarts = int(record.get("Restarts") or 0)
     if parse_time(record.get("PreemptTime")) is not None:
         return Cause.PREEMPTED
     if record.get("Reason") == "TimeLimit" or state.startswith("TIMEOUT"):
         return Cause.TIME_LIMIT
-    if restarts > restarts_before:
+    if _restarts(record) > restarts_before:
         return Cause.REQUEUED
     if "COMPLETING" in state or state.startswith("CANCELLED"):
         return Cause.CANCELLED
     return None
 
 
+def past_record(record: Mapping[str, str], restarts_then: int) -> JobRecord:
+    """The same of a job whose run with that many restarts is over."""
+    if _restarts(record) > restarts_then:
+        preempted = parse_time(record.get("PreemptTime")) is not None
+        cause: Cause | None = Cause.PREEMPTED if preempted else Cause.REQUEUED
+    else:
+        cause = of_state(record.get("JobState", ""))
+    return JobRecord(end=parse_time(record.get("EndTime")), cause=cause, said=_said(record))
+
+
+def _restarts(record: Mapping[str, str]) -> int:
+    text = record.get("Restarts") or ""
+    return int(text) if text.isdecimal() else 0
+
+
+def _said(record: Mapping[str, str]) -> str:
+    """The fields that tell causes apart, in scontrol's own words."""
+    names = ("JobState", "Reason", "Restarts", "PreemptTime", "ExitCode")
+    told = (f"{name}={record[name]}" for name in names if record.get(name) not in (None, "None"))
+    return "scontrol: " + " ".join(told)
+
+
 # ── asking ────────────────────────────────────────────────────────────────────────────────
-def submit_script(script: Path) -> str:
-    """The id of the array that `script` became.
+def submit_script(script: Path, *options: str) -> str:
+    """The id of the job or array that `script` became; `options` outrank its directives.
 
     Without a limit of ours: sbatch has its own, and one that was cut off may have submitted.
     """
-    return parse_submitted(run_command(["sbatch", "--parsable", str(script)], None))
+    return parse_submitted(run_command(["sbatch", "--parsable", *options, str(script)], None))
 
 
 def live_jobs(job_ids: Sequence[str], run: Runner = run_command) -> list[str]:
@@ -114,16 +150,63 @@ def live_jobs(job_ids: Sequence[str], run: Runner = run_command) -> list[str]:
     try:
         text = run(["squeue", "--noheader", "--format=%F", f"--jobs={','.join(job_ids)}"])
     except SchedulerError as error:
-        if "Invalid job id" in error.stderr:
+        if is_forgotten(error):
             # One id that Slurm has forgotten makes squeue refuse them all.
             return [] if len(job_ids) == 1 else [j for i in job_ids for j in live_jobs([i], run)]
         raise
     return sorted(set(text.split()))
 
 
+def pending(job_ids: Sequence[str], run: Runner = run_command) -> list[str]:
+    """Members of these jobs that have not begun, as 812_3 or 815; one squeue for all."""
+    if not job_ids:
+        return []
+    wanted = f"--jobs={','.join(job_ids)}"
+    try:
+        text = run(["squeue", "--noheader", "--array", "--states=PENDING", "--format=%i", wanted])
+    except SchedulerError as error:
+        if not is_forgotten(error):
+            raise
+        return [] if len(job_ids) == 1 else [j for i in job_ids for j in pending([i], run)]
+    return text.split()
+
+
 def cancel_pending(job_id: str, run: Runner = run_command) -> None:
     """Cancel what has not begun; what runs is asked to save through its notice."""
     run(["scancel", "--state=PENDING", job_id])
+
+
+def cancel(job_id: str, run: Runner = run_command) -> None:
+    """Cancel all of it, also what runs: TERM, the kill wait, KILL."""
+    run(["scancel", job_id])
+
+
+def requeue(job_id: str, run: Runner = run_command) -> None:
+    """Back into the queue; one that Slurm has put there already is what was wanted."""
+    try:
+        run(["scontrol", "requeue", job_id])
+    except SchedulerError as error:
+        if "pending" not in error.stderr.lower():
+            raise
+
+
+def update_job(job_id: str, run: Runner = run_command, **fields: str) -> None:
+    run(["scontrol", "update", f"jobid={job_id}", *(f"{k}={v}" for k, v in fields.items())])
+
+
+def accounted_state(job_id: str, run_number: int, run: Runner = run_command) -> str | None:
+    """What sacct has of one run of a job, the first being 0; None without accounting."""
+    try:
+        text = run(["sacct", "-D", "-X", "-n", "-P", f"--jobs={job_id}", "--format=State"])
+    except SchedulerError:
+        return None
+    states = [line.strip() for line in text.splitlines() if line.strip()]
+    return states[run_number] if run_number < len(states) else None
+
+
+def is_forgotten(error: SchedulerError) -> bool:
+    """Whether Slurm knows nothing more of a job: it is over, and its record has gone."""
+    return "Invalid job id" in error.stderr
 
 
 def cluster_name() -> str | None:
@@ -166,85 +249,3 @@ def _limit(text: str) -> float | None:
 
 def live_partitions(run: Runner = run_command) -> list[LivePartition]:
     return parse_partitions(run(["scontrol", "-o", "show", "partition"]))
-
-
-@dataclass
-class SlurmBackend:
-    """Slurm, seen from inside one array member."""
-
-    environ: Mapping[str, str]
-    kill_wait_s: float = 30.0
-    cpus: int | None = None
-    run: Runner = run_command
-    name: str = "slurm"
-    enforces_end: bool = True
-
-    @property
-    def array(self) -> str | None:
-        return self.environ.get("SLURM_ARRAY_JOB_ID")
-
-    @property
-    def job(self) -> str | None:
-        """Array-qualified: the last member's bare id is the id of the whole array."""
-        if self.array is None:
-            return self.environ.get("SLURM_JOB_ID")
-        return f"{self.array}_{self.environ.get('SLURM_ARRAY_TASK_ID', '0')}"
-
-    @property
-    def restarts(self) -> int:
-        return int(self.environ.get("SLURM_RESTART_COUNT") or 0)
-
-    def holder(self) -> Holder:
-        return Holder.here(job=self.job, array=self.array, restarts=self.restarts)
-
-    def probe(self, holder: Holder) -> bool | None:
-        if holder.job is None:
-            return None
-        if holder.job == self.job and holder.restarts < self.restarts:
-            return False  # ourselves before a requeue: Slurm ends that run before this begins
-        try:
-            text = self.run(["squeue", "--noheader", "--format=%T", f"--jobs={holder.job}"])
-        except SchedulerError as error:
-            return False if "Invalid job id" in error.stderr else None
-        return any(state in LIVE_STATES for state in text.split())
-
-    def look(self) -> JobRecord:
-        if self.job is None:
-            return JobRecord()
-        try:
-            text = self.run(["scontrol", "-o", "show", "job", self.job])
-        except SchedulerError:
-            return JobRecord()
-        return job_record(parse_record(text), self.restarts)
-
-    def step(self, argv: Sequence[str], log: Path) -> list[str]:
-        """One srun step with the shim as its direct task.
-
-        The shim, and nothing else, hears the scheduler's signals and turns them into the
-        notice file. --kill-on-bad-exit=0: a site default of 1 would kill ranks that are still
-        saving. --cpus-per-task: srun no longer inherits it from sbatch since Slurm 22.05.
-        """
-        cpus = [f"--cpus-per-task={self.cpus}"] if self.cpus else []
-        escaped = str(log).replace("%", "%%")
-        return [
-            "srun",
-            "--ntasks=1",
-            "--kill-on-bad-exit=0",
-            "--unbuffered",
-            "--open-mode=append",
-            f"--output={escaped}",
-            *cpus,
-            "bash",
-            str(resources.find("templates/shim.sh")),
-            *argv,
-        ]
-
-    def cancel_rest(self) -> str | None:
-        """Pending members of this array only; the running link is spared."""
-        if self.array is None:
-            return None
-        try:
-            cancel_pending(self.array, self.run)
-        except SchedulerError:
-            return None  # they end by themselves: a link that finds DONE or halt leaves at once
-        return self.array

@@ -151,7 +151,7 @@ class ChainSection(Section):
     max_gpu_hours: Annotated[float, Field(gt=0)] | None = None
     max_restarts: Annotated[int, Field(ge=0)] | None = None
     """Links beyond the first, whatever they ended for."""
-    retries: Annotated[int, Field(ge=0)] = 2
+    retries: Annotated[int, Field(ge=0)] = 5
     """Failed links in a row that are followed by another one."""
     on_preemption: Reaction = Reaction.CONTINUE
     on_node_failure: Reaction = Reaction.CONTINUE

@@ -1,21 +1,20 @@
 """Submission: everything is checked first, then the run directory is made, then sbatch is asked.
 
 If sbatch refuses, the run directory is put back as it was. A stopped root is taken up again; a
-live or finished one is refused.
+live or finished one is refused. sweeping.py does the same for many chains in one array.
 """
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,17 @@ from ..provenance import git_version
 from ..rundir import RunDir
 from ..settings import ENV_PREFIX
 from ..units import format_duration
-from . import slurm
+from . import pinning, slurm
 from .activation import active
+from .claim import claimed_directory
 from .command import check_command
+from .freeze import freeze
 from .layers import Loaded, load
 from .ledger import ChainStatus, State, read_status
-from .plan import Plan, chain_record, plan_chain
-from .profile import Backend
+from .past import jobs_of
+from .plan import Plan, SiteLimits, plan_chain
+from .profile import Backend, Strategy
+from .record import chain_record
 from .render import render
 
 SCRIPT_NAME = "chain.sbatch"
@@ -59,7 +62,7 @@ class Chain:
     @property
     def job_ids(self) -> list[str]:
         """The scheduler's ids of its arrays, oldest first."""
-        return [str(job) for job in (self.rundir.chain() or {}).get("jobs") or ()]
+        return jobs_of(self.rundir)
 
     def status(self) -> ChainStatus:
         return read_status(self.rundir)
@@ -84,19 +87,24 @@ class Chain:
             raise RootError(self.rundir.root, "no chain there; give the root of a run")
         if self.rundir.done() is not None:
             raise RootError(self.rundir.root, "the work is complete; there is nothing to stop")
-        self.rundir.write_halt(reason)
-        last = lease.highest(self.rundir)
-        if last and not lease.released(self.rundir, last):
-            self.rundir.give_notice(last, "hpc-ckpt stop")
-        return [job for job in self.job_ids if _cancelled(job)]
+        halt(self.rundir, reason)
+        return [job for job in self.job_ids if cancel_what_waits(job)]
 
 
-def _cancelled(job: str) -> bool:
+def halt(rundir: RunDir, reason: str) -> None:
+    """No further link; the one that runs is asked to save."""
+    rundir.write_halt(reason)
+    last = lease.highest(rundir)
+    if last and not lease.released(rundir, last):
+        rundir.give_notice(last, "hpc-ckpt stop")
+
+
+def cancel_what_waits(job: str) -> bool:
     """A job the scheduler has forgotten is no error: there is nothing left to cancel."""
     try:
         slurm.cancel_pending(job)
     except SchedulerError as error:
-        if "Invalid job id" in error.stderr:
+        if slurm.is_forgotten(error):
             return False
         raise
     return True
@@ -113,35 +121,46 @@ def submit(spec: str | os.PathLike[str] | Mapping[str, Any], profile: str | None
     return Chain(plan.root)
 
 
-def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str]) -> Plan:
+def make_plan(
+    loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], limits: SiteLimits | None = None
+) -> Plan:
     """The plan of what was loaded, with the environment that is active here."""
-    return plan_chain(loaded.spec, loaded.profile, cwd=cwd, activations=active(environ))
+    return plan_chain(
+        loaded.spec,
+        loaded.profile,
+        cwd=cwd,
+        activations=active(environ),
+        limits=limits,
+        home=environ.get("HOME"),
+    )
 
 
 def render_loaded(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str]) -> str:
     return render(make_plan(loaded, cwd=cwd, environ=environ), python=sys.executable)
 
 
-def submit_loaded(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> str:
-    """The id of the array. Nothing half-made is left behind if it cannot be had."""
+def submit_loaded(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> list[str]:
+    """The ids of the array or jobs. Nothing half-made is left behind if they cannot be had."""
     if plan.backend is not Backend.SLURM:
         raise SpecError(
             "no Slurm here: run the chain on this machine with 'hpc-ckpt run', or name a "
             "cluster with --profile"
         )
+    if plan.members:
+        raise SpecError("members: a sweep is submitted with sweeping.submit_sweep")
     check_command(loaded.spec, plan, environ)
-    _check_live_limits(loaded, plan)
+    check_live(loaded, plan)
     script = render(plan, python=sys.executable)
-    with _uninterrupted(), _run_directory(loaded, plan) as rundir:
+    with uninterrupted(), _run_directory(loaded, plan) as rundir:
         path = rundir.root / SCRIPT_NAME
         fsio.write_atomic(path, os.fsencode(script))
-        job = _sbatch(path)
-        _add_job(rundir, job)
-    return job
+        jobs = _sbatch_all(path, plan)
+        _add_jobs(rundir, jobs)
+    return jobs
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Ctrl-C waits: an array whose id nobody wrote down could not be stopped."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -150,14 +169,28 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _sbatch(script: Path) -> str:
+def _sbatch_all(script: Path, plan: Plan) -> list[str]:
+    """One job or array; for afterany each job behind the one before. All of them or none."""
+    jobs = [sbatch(script)]
+    while plan.strategy is Strategy.AFTERANY and len(jobs) < plan.links:
+        try:
+            jobs.append(sbatch(script, f"--dependency=afterany:{jobs[-1]}"))
+        except BaseException:
+            for job in reversed(jobs):
+                with contextlib.suppress(SchedulerError):
+                    slurm.cancel(job)
+            raise
+    return jobs
+
+
+def sbatch(script: Path, *options: str) -> str:
     try:
-        return slurm.submit_script(script)
+        return slurm.submit_script(script, *options)
     except SchedulerError as error:
         raise SpecError(f"sbatch refused the chain: {' '.join(error.stderr.split())}") from None
 
 
-def _check_live_limits(loaded: Loaded, plan: Plan) -> None:
+def check_live(loaded: Loaded, plan: Plan) -> None:
     """Slurm accepts a job its partition can never run and lets it pend for ever."""
     try:
         live = {partition.name: partition for partition in slurm.live_partitions()}
@@ -191,83 +224,32 @@ def prepare(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str]) -> Prepare
 def _run_directory(loaded: Loaded, plan: Plan) -> Iterator[RunDir]:
     """Made or taken up again, and claimed for this submission; as it was if that fails."""
     rundir = RunDir(plan.root)
-    made = _create(rundir)
-    # Nothing is undone without the claim: whoever has it may be using what we made.
-    with _claimed(rundir):
-        changed = [rundir.chain_file, rundir.halt_file, rundir.root / SCRIPT_NAME]
-        before = {path: _read_or_none(path) for path in changed}
-        try:
-            _refuse_if_live(rundir)
-            _write_chain(rundir, loaded, plan)
-            yield rundir
-        except BaseException:  # put back, then raised again
-            for path, data in before.items():
-                _put_back(path, data)
-            _remove_empty(made)
-            raise
+    changed = [rundir.chain_file, rundir.halt_file, rundir.root / SCRIPT_NAME]
+    with claimed_directory(rundir, changed, group=plan.group):
+        frozen = frozen_code(loaded, plan, rundir.root)
+        write_chain(rundir, loaded, plan, code=git_version(plan.cwd), cwd=frozen)
+        yield rundir
 
 
-def _create(rundir: RunDir) -> list[Path]:
-    there = [place for place in (*rundir.root.parents, *rundir.places) if place.exists()]
-    try:
-        made = rundir.create()
-        if not os.access(rundir.root, os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        _remove_empty([p for p in (*reversed(rundir.root.parents), *rundir.places)
-                       if p not in there])  # fmt: skip
-        raise RootError(
-            rundir.root, f"cannot be made or written ({error.strerror}); choose another root"
-        ) from None
-    return made
+def frozen_code(loaded: Loaded, plan: Plan, home: Path) -> Path | None:
+    """Where the links run if the code is pinned; a new copy for each submission."""
+    kind = loaded.spec.pin.code
+    if kind is None:
+        return None
+    number = 1 + len(list(home.glob("code-*")))
+    return freeze(kind, plan.cwd, home / f"code-{number:04d}")
 
 
-def _remove_empty(places: Sequence[Path]) -> None:
-    """Innermost first. What somebody else has put something into meanwhile stays."""
-    for place in reversed(places):
-        with contextlib.suppress(OSError):
-            place.rmdir()
-
-
-@contextlib.contextmanager
-def _claimed(rundir: RunDir) -> Iterator[None]:
-    """One submission at a time; the lock goes with the process, however it ends."""
-    descriptor = os.open(rundir.lease, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise RootError(rundir.root, "another submission is at work on it") from None
-    finally:
-        os.close(descriptor)
-
-
-def _refuse_if_live(rundir: RunDir) -> None:
-    if rundir.done() is not None:
-        raise RootError(
-            rundir.root,
-            f"the work is complete; delete {rundir.done_file} to go on with it, "
-            "or choose another root",
-        )
-    jobs = [str(job) for job in (rundir.chain() or {}).get("jobs") or ()]
-    last = lease.highest(rundir)
-    holder = None if lease.released(rundir, last) else lease.holder_of(rundir, last)
-    if holder is not None and holder.job is not None:
-        jobs.append(holder.array or holder.job)
-    live = slurm.live_jobs(sorted(set(jobs)))
-    if live:
-        raise RootError(
-            rundir.root,
-            f"job {', '.join(live)} is a chain on it already; stop that with "
-            f"'hpc-ckpt stop {rundir.root}', or choose another root",
-        )
-    if holder is not None and lease.alive_here(holder):
-        raise RootError(
-            rundir.root, f"in use by process {holder.pid} on this host; choose another root"
-        )
-
-
-def _write_chain(rundir: RunDir, loaded: Loaded, plan: Plan) -> None:
+def write_chain(
+    rundir: RunDir,
+    loaded: Loaded,
+    plan: Plan,
+    *,
+    code: dict[str, str | bool] | None,
+    cwd: Path | None,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """chain.json of a run directory that is claimed; `more` outranks what the plan says."""
     old = rundir.chain() or {}
     record = chain_record(
         loaded.spec,
@@ -275,12 +257,15 @@ def _write_chain(rundir: RunDir, loaded: Loaded, plan: Plan) -> None:
         plan,
         chain=str(old.get("chain") or uuid.uuid4()),
         created=float(old.get("created") or time.time()),
-        code=git_version(plan.cwd),
+        code=code,
+        cwd=cwd,
     )
     record["after_generation"] = lease.highest(rundir)
     record["jobs"] = list(old.get("jobs") or ())
     record["environment"] = _overrides(loaded)
-    fsio.write_atomic(rundir.chain_file, _encode(record))
+    if loaded.spec.pin.environment:
+        record["packages"] = pinning.record([one.prefix for one in plan.activations])
+    fsio.write_atomic(rundir.chain_file, _encode({**record, **(more or {})}))
     rundir.halt_file.unlink(missing_ok=True)
 
 
@@ -300,25 +285,11 @@ def _overrides(loaded: Loaded) -> dict[str, str]:
     return {ENV_PREFIX + key.upper().replace(".", "__"): value for key, value in found.items()}
 
 
-def _add_job(rundir: RunDir, job: str) -> None:
+def _add_jobs(rundir: RunDir, jobs: list[str]) -> None:
     record = rundir.chain() or {}
-    record["jobs"] = [*record.get("jobs", ()), job]
+    record["jobs"] = [*record.get("jobs", ()), *jobs]
     fsio.write_atomic(rundir.chain_file, _encode(record))
 
 
 def _encode(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record, indent=1) + "\n").encode("utf-8", "surrogateescape")
-
-
-def _read_or_none(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-
-
-def _put_back(path: Path, data: bytes | None) -> None:
-    if data is None:
-        path.unlink(missing_ok=True)
-    else:
-        fsio.write_atomic(path, data)

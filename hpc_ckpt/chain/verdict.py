@@ -1,4 +1,4 @@
-"""How a link ended, and whether the chain goes on. Reads the run directory, starts nothing.
+"""How a link ended, from evidence. Reads the run directory and its logs, starts nothing.
 
 Standard library only: the link runner asks it.
 """
@@ -7,22 +7,23 @@ Standard library only: the link runner asks it.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from .. import events, lease
 from ..errors import EXIT_COMPLETE, EXIT_SAVED
 from ..events import Event
+from ..lease import Holder
 from ..rundir import Done, Result, RunDir
-from .backend import Cause
-from .orders import Orders
+from . import evidence
+from .backend import Backend, Cause
+from .evidence import Finding
 
-_NOT_ITS_FAULT = frozenset({Cause.PREEMPTED, Cause.REQUEUED, Cause.CANCELLED, Cause.HALTED})
+_NOT_ITS_FAULT = frozenset(
+    {Cause.PREEMPTED, Cause.REQUEUED, Cause.NODE_FAILURE, Cause.CANCELLED, Cause.HALTED}
+)
 """Ends that say nothing about whether the program makes progress."""
-
-_NOT_COUNTED = frozenset({Cause.PREEMPTED.value, Cause.REQUEUED.value, None})
-"""Ends that do not use up the budget of links; None is a link that left no record."""
-STARTS_PER_LINK = 10
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Verdict:
     reason: str
     by_code: bool = False
     """No outcome file: the program keeps its own restart files, and its word is all there is."""
+    evidence: tuple[str, ...] = ()
 
     def progress(self, step_from: int, step_to: int) -> bool | None:
         """Whether it got anywhere; None if it did not, but that was not its fault."""
@@ -45,7 +47,24 @@ class Verdict:
         return None if self.result is None or self.cause in _NOT_ITS_FAULT else False
 
 
-def judge(rundir: RunDir, generation: int, code: int, seen: Cause | None) -> Verdict:
+@dataclass(frozen=True)
+class Logs:
+    """What the program and slurmstepd wrote during one link."""
+
+    program: Path
+    batch: Path
+    program_from: int = 0
+    batch_from: int = 0
+    """Where this link's share begins: a requeued job goes on in the same file."""
+
+    def texts(self) -> Iterable[str]:
+        yield evidence.tail(self.program, self.program_from)
+        yield evidence.tail(self.batch, self.batch_from)
+
+
+def judge(
+    rundir: RunDir, generation: int, code: int, seen: Finding | None, logs: Logs | None = None
+) -> Verdict:
     """The outcome file decides; the exit code only where there is none.
 
     `seen` is what the scheduler said when it began to end the link.
@@ -53,8 +72,33 @@ def judge(rundir: RunDir, generation: int, code: int, seen: Cause | None) -> Ver
     newest = lease.highest(rundir)
     if newest > generation:
         return Verdict(None, Cause.FENCED, f"overtaken by link {newest}")
-    if seen is None and rundir.halted() is not None:
-        seen = Cause.HALTED
+    texts = [] if logs is None else list(logs.texts())
+    told = [finding for text in texts for finding in evidence.in_log(text, 0.0)]
+    seen_all = [*([seen] if seen is not None else []), *told]
+    cause = evidence.strongest(seen_all)
+    if cause is None and rundir.halted() is not None:
+        cause = Cause.HALTED
+    verdict = _judge(rundir, generation, code, cause)
+    short = [found for text in texts if (found := evidence.out_of_memory(text)) is not None]
+    if verdict.result is Result.FAILED and short:
+        seen_all += short
+        verdict = replace(verdict, cause=cause or Cause.OUT_OF_MEMORY)
+    said = [*_from_files(rundir, generation, code), *(finding.said for finding in seen_all)]
+    return replace(verdict, evidence=tuple(dict.fromkeys(filter(None, said))))
+
+
+def _from_files(rundir: RunDir, generation: int, code: int) -> list[str]:
+    said = [f"exit code {code}"]
+    outcome = rundir.outcome(generation)
+    if outcome is not None:
+        said.insert(0, f"outcome: {outcome.outcome.value}, step {outcome.step}: {outcome.reason}")
+    notice = rundir.notice(generation)
+    if notice is not None:
+        said.append(f"notice: {', '.join(dict.fromkeys(notice.sources))}")
+    return said
+
+
+def _judge(rundir: RunDir, generation: int, code: int, seen: Cause | None) -> Verdict:
     outcome = rundir.outcome(generation)
     if outcome is None:
         return _judge_by_code(rundir, generation, code, seen)
@@ -91,51 +135,45 @@ def _used_checkpointer(rundir: RunDir, generation: int) -> bool:
     return any(rundir.events.glob(f"{generation:08d}-*.jsonl"))
 
 
-def reason_to_stop(rundir: RunDir, generation: int, orders: Orders) -> str | None:
-    """Why no further link should run after this one, or None."""
-    halted = rundir.halted()
-    if halted is not None:
-        return halted
-    if _progress_of(rundir, generation) is False and _stuck_before(rundir, generation, orders):
-        return "no progress in two links running"
-    return budget_spent(rundir, generation, orders)
+# ── a link that could not say it itself ───────────────────────────────────────────────────
+def explain(rundir: RunDir, generation: int, backend: Backend, batch: Path) -> Verdict | None:
+    """How an earlier link ended that left no record of it; None where it did leave one."""
+    records = list(events.read(rundir.ledger_file(generation)))
+    started = [r for r in records if r["event"] == Event.LINK_STARTED.value]
+    if not started or any(r["event"] == Event.LINK_ENDED.value for r in records):
+        return None
+    holder = lease.holder_of(rundir, generation) or Holder()
+    findings = [
+        *_noticed(records),
+        *_by_scheduler(backend, holder),
+        *evidence.in_log(evidence.tail(batch), float(started[-1]["time"])),
+        *evidence.in_log(
+            evidence.tail(rundir.log_file(generation)), float(started[-1]["time"])
+        ),
+    ]
+    cause = evidence.strongest(findings)
+    said = [finding.said for finding in findings if finding.said]
+    if cause is Cause.REQUEUED and not any(f.cause for f in _noticed(records)):
+        # Whatever else puts a job back into the queue sends TERM first.
+        cause = Cause.NODE_FAILURE
+        said.append("put back into the queue without a signal to its job: its node failed")
+    return Verdict(
+        Result.FAILED, cause or Cause.KILLED, "it left no record of its end",
+        evidence=tuple(dict.fromkeys(said)),
+    )  # fmt: skip
 
 
-def budget_spent(rundir: RunDir, last: int, orders: Orders) -> str | None:
-    """Whether the links up to `last` have used up the budget, and which.
-
-    Preempted and requeued links, and those that left no record because their node went, do not
-    count: a chain never stops because of them. Starts are bounded all the same.
-    """
-    generations = range(orders.after_generation + 1, last + 1)
-    if len(generations) >= STARTS_PER_LINK * orders.max_links:
-        return f"started {len(generations)} times for a budget of {orders.max_links} links"
-    counted = [g for g in generations if _cause_of(rundir, g) not in _NOT_COUNTED]
-    if len(counted) >= orders.max_links:
-        return f"the budget of {orders.max_links} links is spent"
-    return None
+def _noticed(records: Iterable[dict[str, object]]) -> list[Finding]:
+    """What the scheduler had said to it before it was killed."""
+    found = []
+    for record in records:
+        if record["event"] == Event.LINK_NOTICED.value:
+            cause = record.get("cause")
+            known = Cause(cause) if cause in {member.value for member in Cause} else None
+            found.append(Finding(known, str(record.get("said") or "")))
+    return found[::-1]
 
 
-def _stuck_before(rundir: RunDir, generation: int, orders: Orders) -> bool:
-    """Whether the last earlier link that counts made no progress."""
-    for earlier in range(generation - 1, orders.after_generation, -1):
-        progress = _progress_of(rundir, earlier)
-        if progress is not None:
-            return progress is False
-    return False
-
-
-def _progress_of(rundir: RunDir, generation: int) -> bool | None:
-    progress = _end_of(rundir, generation).get("progress")
-    return progress if isinstance(progress, bool) else None
-
-
-def _cause_of(rundir: RunDir, generation: int) -> str | None:
-    cause = _end_of(rundir, generation).get("cause")
-    return None if cause is None else str(cause)
-
-
-def _end_of(rundir: RunDir, generation: int) -> dict[str, Any]:
-    records = events.read(rundir.ledger_file(generation))
-    ends = [record for record in records if record["event"] == Event.LINK_ENDED.value]
-    return ends[-1] if ends else {}
+def _by_scheduler(backend: Backend, holder: Holder) -> list[Finding]:
+    record = backend.explain(holder)
+    return [Finding(record.cause, record.said)] if record.said else []

@@ -17,6 +17,7 @@ from ..errors import SpecError
 
 if TYPE_CHECKING:
     from ..chain.layers import Loaded
+    from ..chain.sweep import SweepStatus
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -157,14 +158,20 @@ def submit(
 ) -> None:
     """Submit a chain to the cluster: SPEC, or a command after '--'."""
     from ..chain.submit import make_plan, submit_loaded
+    from ..chain.sweeping import submit_sweep
 
     loaded = _load(context, spec, profile)
     plan = make_plan(loaded, cwd=Path.cwd(), environ=os.environ)
-    job = submit_loaded(loaded, plan, environ=os.environ)
+    jobs = (
+        [submit_sweep(loaded, plan, environ=os.environ)]
+        if plan.members
+        else submit_loaded(loaded, plan, environ=os.environ)
+    )
     print("\n".join(plan.describe()))
-    print(f"submitted array {job}")
+    print(f"submitted {'array' if plan.array else 'job'} {' '.join(jobs)}")
     print(f"look at it:  hpc-ckpt status {plan.root}")
-    print(f"stop it:     hpc-ckpt stop {plan.root}   (saves first; scancel {job} ends it at once)")
+    print(f"stop it:     hpc-ckpt stop {plan.root}   "
+          f"(saves first; scancel {' '.join(jobs)} ends it at once)")  # fmt: skip
 
 
 @app.command()
@@ -220,10 +227,14 @@ def render(
 def status(root: Root = None, as_json: AsJson = False) -> None:
     """Where a chain stands, link by link. Reads files; never asks the scheduler."""
     from ..chain.ledger import read_status
+    from ..chain.sweep import SWEEP_FILE, sweep_status
     from ..errors import RootError
     from ..rundir import RunDir
 
     rundir = RunDir(_root(root))
+    if (rundir.root / SWEEP_FILE).exists():
+        _show_sweep(sweep_status(rundir.root), as_json=as_json)
+        return
     if not rundir.lease.is_dir():
         raise RootError(rundir.root, "no run there; give the root of a run")
     found = read_status(rundir)
@@ -233,6 +244,15 @@ def status(root: Root = None, as_json: AsJson = False) -> None:
     from .tables import console, status_view
 
     console().print(status_view(found))
+
+
+def _show_sweep(found: SweepStatus, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found) | {"counts": found.counts}))
+        return
+    from .tables import console, sweep_view
+
+    console().print(sweep_view(found))
 
 
 @app.command("ls")
@@ -304,7 +324,12 @@ def verify(root: Root = None, as_json: AsJson = False) -> None:
 def stop(root: Root = None) -> None:
     """Halt a chain: save, end the running link, cancel the pending rest."""
     from ..chain.submit import Chain
+    from ..chain.sweep import SWEEP_FILE
+    from ..chain.sweeping import stop_sweep
 
+    if (_root(root) / SWEEP_FILE).exists():
+        print(f"halted {stop_sweep(_root(root))} members of {_root(root)}")
+        return
     chain = Chain(_root(root))
     cancelled = chain.stop()
     print(f"halted: {chain.rundir.root}")

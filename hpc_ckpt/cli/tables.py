@@ -19,6 +19,7 @@ from ..units import format_duration, format_size
 
 if TYPE_CHECKING:  # at run time `status` would pay for pydantic and hashing
     from ..chain.layers import Row
+    from ..chain.sweep import SweepStatus
     from ..format.manifest import Manifest
 
 _STATE_STYLE = {
@@ -81,9 +82,32 @@ def status_view(status: ChainStatus) -> Group:
         f"  ({status.reason})" if status.reason else "",
     )
     parts: list[RenderableType] = [head, Text(status.root, "dim")]
+    if status.remark:
+        parts.append(Text(status.remark, "yellow"))
     if status.links:
         parts += [Text(), chain_table(status), Text(), Text(totals(status), "dim")]
+    if status.last_lines:
+        parts += [Text(), Text("last lines of the program:", "bold"), *map(Text, status.last_lines)]
     return Group(*parts)
+
+
+def sweep_view(status: SweepStatus) -> Group:
+    """A sweep: how many members are where, and those that are not complete."""
+    counts = ", ".join(f"{number} {state}" for state, number in sorted(status.counts.items()))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("member", "state", "step", "links", ""):
+        table.add_column(name, justify="right" if name in ("step", "links") else "left")
+    for member in status.members:
+        style = _STATE_STYLE.get(State(member.state), "")
+        table.add_row(
+            member.name,
+            Text(member.state, style),
+            str(member.step),
+            str(member.links),
+            member.reason,
+        )
+    head = Text.assemble((status.name, "bold"), f"  {count(len(status.members), 'member')}: {counts}")
+    return Group(head, Text(status.root, "dim"), Text(), table)
 
 
 def totals(status: ChainStatus) -> str:

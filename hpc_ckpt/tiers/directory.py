@@ -37,8 +37,6 @@ from .base import Committed, Summary
 from .wholeness import broken, holds
 from .writing import Pace, write_chunk, write_image
 
-DIRECTORY_MODE = 0o700
-FILE_MODE = 0o600
 
 _LEFTOVER = re.compile(r"\.(?:tmp|trash)-g(\d{8,})-.+")
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY)
@@ -113,7 +111,7 @@ class DirectoryTier:
         """Make the directory, the first time. One that was there and is gone is not made again:
         what is written where a file system should be mounted is lost when it comes back."""
         if not self._made:
-            fsio.make_directory(self.path, mode=DIRECTORY_MODE)
+            fsio.make_directory(self.path)
             self._made = True
 
     def pinned(self, key: CheckpointKey) -> bool:
@@ -123,7 +121,7 @@ class DirectoryTier:
         pin = self.path_of(key) / PIN_NAME
         try:
             if pinned:
-                pin.touch(mode=FILE_MODE)
+                pin.touch(mode=fsio.file_mode(pin.parent))
                 fsio.sync_directory(pin.parent)
             else:
                 pin.unlink(missing_ok=True)
@@ -211,8 +209,8 @@ class DirectoryStaging:
         self._tier._live.add(self.path.name)
         try:
             self._tier.make()
-            self.path.mkdir(mode=DIRECTORY_MODE)
-            self.path.chmod(DIRECTORY_MODE)
+            self.path.mkdir(mode=fsio.PRIVATE_DIRECTORY)
+            self.path.chmod(fsio.directory_mode(self.path.parent))
             fsio.reached("stage.created")
         except BaseException:  # discarded, then raised again
             self._discard()
@@ -241,7 +239,7 @@ class DirectoryStaging:
     ) -> ShardRecord:
         """Write one file image; `image` is the file, header included, padded at most to a page."""
         image = _checked_image(layout, image)
-        descriptor = fsio.create_file(self.path / layout.file_name, FILE_MODE)
+        descriptor = fsio.create_file(self.path / layout.file_name)
         try:
             fsio.reached("shard.opened")
             digests = write_image(descriptor, image, self._tier.chunk, pace or Pace())
@@ -309,7 +307,7 @@ class DirectoryStaging:
     def _write_manifest(self, data: bytes) -> None:
         path = self.path / MANIFEST_NAME
         path.unlink(missing_ok=True)
-        descriptor = fsio.create_file(path, FILE_MODE)
+        descriptor = fsio.create_file(path)
         try:
             fsio.reached("manifest.opened")
             fsio.write_all(descriptor, memoryview(data))
@@ -349,7 +347,7 @@ class DirectoryStaging:
 
     # ── a copy of another tier's checkpoint ───────────────────────────────────────────────
     def adopt(self, record: ShardRecord, chunks: Iterable[memoryview]) -> None:
-        descriptor = fsio.create_file(self.path / record.file, FILE_MODE)
+        descriptor = fsio.create_file(self.path / record.file)
         try:
             fsio.reached("drain.opened")
             offset, direct = 0, fsio.set_direct(descriptor, direct=True)

@@ -1,0 +1,98 @@
+"""Whether a chain may go on: budgets, failed links in a row, no progress.
+
+Reads the ledgers through past.py, starts nothing. Standard library only.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..rundir import RunDir
+from ..units import format_duration
+from .backend import Cause
+from .orders import HALT, RETRY, Budget, Orders
+from .past import PastLink, past_links
+
+STARTS_PER_LINK = 10
+_NOT_COUNTED = frozenset({Cause.PREEMPTED, Cause.REQUEUED, Cause.NODE_FAILURE, None})
+"""Ends that do not use up the budget of links; None is a link that left no record."""
+
+_HALTS = {Cause.CANCELLED: "cancelled by the user"}
+
+
+def reason_to_stop(rundir: RunDir, generation: int, orders: Orders) -> str | None:
+    """Why no further link should run after this one, or None."""
+    halted = rundir.halted()
+    if halted is not None:
+        return halted
+    links = past_links(rundir, orders.after_generation, generation)
+    return _by_reaction(links, orders) or _no_progress(links) or _spent(links, orders.budget)
+
+
+def budget_spent(rundir: RunDir, last: int, orders: Orders) -> str | None:
+    """Whether the links up to `last` have used up the budget, and which."""
+    return _spent(past_links(rundir, orders.after_generation, last), orders.budget)
+
+
+def links_left(rundir: RunDir, generation: int, orders: Orders) -> int:
+    """How many may follow link `generation`, which is under way."""
+    links = past_links(rundir, orders.after_generation, generation - 1)
+    return orders.budget.links - len(_counted(links)) - 1
+
+
+def seconds_left(rundir: RunDir, generation: int, orders: Orders) -> float | None:
+    """What link `generation` may still use of the budget of hours; None: no such budget."""
+    bound = orders.budget.seconds
+    if bound is None:
+        return None
+    links = past_links(rundir, orders.after_generation, generation - 1)
+    return bound - sum(link.allocated_s for link in links)
+
+
+def _by_reaction(links: Sequence[PastLink], orders: Orders) -> str | None:
+    last = links[-1].cause if links else None
+    if last is None:
+        return None
+    if orders.reaction(last) == HALT:
+        return _HALTS.get(last, f"a link ended: {last.value}")
+    failed = 0
+    for link in reversed(links):
+        if link.cause is None or orders.reaction(link.cause) != RETRY:
+            break
+        failed += 1
+    if failed > orders.retries:
+        return f"{failed} failed links in a row (chain.retries: {orders.retries}): {last.value}"
+    return None
+
+
+def _no_progress(links: Sequence[PastLink]) -> str | None:
+    """Twice running, among the links that say anything about the program."""
+    if not links or links[-1].progress is not False:
+        return None
+    told = [link.progress for link in links if link.progress is not None]
+    return "no progress in two links running" if told[-2:] == [False, False] else None
+
+
+def _spent(links: Sequence[PastLink], budget: Budget) -> str | None:
+    """Preempted and requeued links, and those whose node went, do not count as links: a chain
+    never stops because of them. Starts are bounded all the same."""
+    if len(links) >= STARTS_PER_LINK * budget.links:
+        return f"started {len(links)} times for a budget of {budget.links} links"
+    if len(_counted(links)) >= budget.links:
+        return f"the budget of {budget.links} links is spent"
+    if budget.restarts is not None and len(links) > budget.restarts:
+        return f"the budget of {budget.restarts} restarts is spent"
+    used = sum(link.allocated_s for link in links)
+    if budget.seconds is not None and used >= budget.seconds - 1.0:
+        return f"the budget of {_hours(budget)} is spent ({format_duration(round(used))})"
+    return None
+
+
+def _hours(budget: Budget) -> str:
+    by_gpu = budget.gpu_hours and budget.gpus and budget.seconds != 3600.0 * (budget.hours or 0)
+    return f"{budget.gpu_hours:g} GPU hours" if by_gpu else f"{budget.hours:g} hours"
+
+
+def _counted(links: Sequence[PastLink]) -> list[PastLink]:
+    return [link for link in links if link.cause not in _NOT_COUNTED]

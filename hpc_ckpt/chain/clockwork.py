@@ -1,0 +1,189 @@
+"""When a link ends: what the scheduler says of it, published in the deadline and notice files.
+
+The scheduler is asked at the start, at the first of each kind of signal, and once before each
+known end, in case somebody has moved it; never in a loop. Standard library only.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+
+from .. import events
+from ..events import Event, EventLog
+from ..rundir import RunDir
+from ..settings import margin
+from .backend import Backend, Cause, JobRecord
+from .budget import seconds_left
+from .evidence import Finding
+from .orders import Orders
+
+log = logging.getLogger("hpc_ckpt.link")
+
+BACKSTOP_SHARE = 0.5
+"""Of the runtime's own margin: its deadline save comes first, the backstop only if it did not."""
+LOOK_AHEAD_S = 20.0
+MEASURE_EVERY_S = 10.0
+
+
+class Clockwork:
+    """The end of one link, as far as it is known."""
+
+    def __init__(
+        self,
+        rundir: RunDir,
+        orders: Orders,
+        backend: Backend,
+        ledger: EventLog,
+        generation: int,
+    ) -> None:
+        self._rundir = rundir
+        self._orders = orders
+        self._backend = backend
+        self._ledger = ledger
+        self._generation = generation
+        self.deadline: float | None = None
+        self.seen: Finding | None = None
+        """Why the scheduler ends the link, once it has said so."""
+        self._asked: set[str] = set()
+        self._backstop_pending = False
+        self._looked_for: float | None = None
+        self._budget_end: float | None = None
+        self._started = time.time()
+        self._save_s: float | None = None
+        self._measure_at = 0.0
+
+    def begin(self) -> None:
+        self._started = time.time()
+        left = seconds_left(self._rundir, self._generation, self._orders)
+        self._budget_end = None if left is None else self._started + left
+        self._publish(self._backend.look())
+
+    # ── the scheduler's signals ───────────────────────────────────────────────────────────
+    def warned(self, number: signal.Signals) -> None:
+        """The --signal backstop: a notice only if the end is nearer than was known.
+
+        The runtime's own deadline save then comes as late as is safe.
+        """
+        known = self.deadline
+        self.ask_once(number.name)
+        shortened = self.deadline is None or known is None or self.deadline < known - 1.0
+        if shortened:
+            self._end_by(Cause.TIME_LIMIT)
+            self.give_notice(number.name)
+        else:
+            self._backstop_pending = True
+
+    def give_notice(self, source: str) -> None:
+        self._asked.add("notice")  # our own needs no second question
+        try:
+            self._rundir.give_notice(self._generation, source)
+        except OSError as error:
+            log.warning("could not write the notice: %s", error)
+
+    def ask_once(self, occasion: str) -> JobRecord | None:
+        """Ask the scheduler at the first of each kind of occasion, never again for it."""
+        if occasion in self._asked:
+            return None
+        self._asked.add(occasion)
+        record = self._backend.look()
+        self._learn(record)
+        self._ledger.emit(
+            Event.LINK_NOTICED,
+            source=occasion,
+            cause=None if self.seen is None else self.seen.cause,
+            said=record.said,
+            left_s=None if self.deadline is None else round(self.deadline - time.time(), 1),
+        )
+        return record
+
+    def look_again(self) -> None:
+        """The scheduler may not have answered when it was asked."""
+        if self.seen is None:
+            self._learn(self._backend.look())
+
+    def _learn(self, record: JobRecord) -> None:
+        if record.cause is not None and self.seen is None:
+            self.seen = Finding(record.cause, record.said)
+        self._publish(record)
+
+    def _end_by(self, cause: Cause) -> None:
+        self.seen = self.seen or Finding(cause, "")
+
+    # ── while it runs ─────────────────────────────────────────────────────────────────────
+    def tick(self) -> None:
+        """Once a second."""
+        if self._rundir.notice_file(self._generation).exists():
+            self.ask_once("notice")
+        if self._backstop_pending and self._rundir.outcome(self._generation) is not None:
+            self._backstop_pending = False  # it has saved and is on its way out
+        if self._backstop_pending and self._time_is_short():
+            self._backstop_pending = False
+            self._end_by(Cause.TIME_LIMIT)
+            self.give_notice(f"{self._orders.signal.name} backstop")
+        if self._backend.enforces_end:
+            self._look_before_end()
+        else:
+            self._enforce_end()
+
+    def _look_before_end(self) -> None:
+        """Once before each known end: an operator may have moved it since."""
+        end = self.deadline
+        if end is None or self._looked_for == end:
+            return
+        ahead_s = (self._measured_save() or 0.0) + margin(end - self._started) + LOOK_AHEAD_S
+        if time.time() >= end - ahead_s:
+            self._looked_for = end
+            self._publish(self._backend.look())
+
+    def _publish(self, record: JobRecord) -> None:
+        """The scheduler's end, or the end of the budget if that comes first."""
+        ends = [end for end in (record.end, self._budget_end) if end is not None]
+        if not ends or min(ends) == self.deadline:
+            return
+        if self.deadline is not None:
+            self._ledger.emit(Event.DEADLINE_MOVED, deadline=min(ends))
+        self.deadline = min(ends)
+        with contextlib.suppress(OSError):  # the notice still comes
+            self._rundir.write_deadline(self._generation, self.deadline)
+
+    def _time_is_short(self) -> bool:
+        save_s = self._measured_save()
+        if self.deadline is None or save_s is None:
+            return True
+        spare_s = BACKSTOP_SHARE * margin(self.deadline - self._started)
+        return self.deadline - time.time() <= save_s + spare_s
+
+    def _measured_save(self) -> float | None:
+        """Seconds of this link's slowest save, as the runtime recorded it; read now and then."""
+        if time.monotonic() >= self._measure_at:
+            self._measure_at = time.monotonic() + MEASURE_EVERY_S
+            self._save_s = self._slowest_save()
+        return self._save_s
+
+    def _slowest_save(self) -> float | None:
+        paths = self._rundir.events.glob(f"{self._generation:08d}-*.jsonl")
+        records = (record for path in paths for record in events.read(path))
+        committed = (r for r in records if r["event"] == Event.COMMITTED.value)
+        seconds = [r.get("full_s", r.get("save_s")) for r in committed]
+        return max((float(s) for s in seconds if isinstance(s, (int, float))), default=None)
+
+    # ── where no scheduler ends the link ──────────────────────────────────────────────────
+    def _enforce_end(self) -> None:
+        """Notice at the end of the link; the kill follows after the kill wait."""
+        record = self._backend.look()
+        self._publish(record)
+        if self.deadline is None or time.time() < self.deadline or "end" in self._asked:
+            return
+        self._asked.add("end")
+        self._end_by(record.cause or Cause.TIME_LIMIT)
+        self.give_notice("end of the link")
+
+    def is_past_end(self) -> bool:
+        return (
+            self.deadline is not None
+            and time.time() >= self.deadline + self._backend.kill_wait_s
+        )

@@ -1,0 +1,114 @@
+"""What logs and the scheduler say about the end of a link. Pure: text in, findings out.
+
+Standard library only: the link runner asks it.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from .backend import Cause
+
+TAIL_BYTES = 64 * 1024
+LINES_SHOWN = 8
+LONGEST_LINE = 300
+
+_CANCELLED = re.compile(
+    r"\*\*\* (?:JOB|STEP) (\S+) ON \S+ CANCELLED AT (\S+?)(?: DUE TO ([A-Z ]+?))?(?:,[^*]*)? \*\*\*"
+)
+_DUE_TO = {
+    "TIME LIMIT": Cause.TIME_LIMIT,
+    "PREEMPTION": Cause.PREEMPTED,
+    "NODE FAILURE": Cause.NODE_FAILURE,
+    "JOB REQUEUE": Cause.REQUEUED,
+}
+_OUT_OF_MEMORY = re.compile(
+    r"oom[-_ ]?kill|OutOfMemoryError|out of memory|\bMemoryError\b|std::bad_alloc"
+    r"|Cannot allocate memory|OOM Killed",
+    re.IGNORECASE,
+)
+_STATES = {
+    "TIMEOUT": Cause.TIME_LIMIT,
+    "PREEMPTED": Cause.PREEMPTED,
+    "NODE_FAIL": Cause.NODE_FAILURE,
+    "BOOT_FAIL": Cause.NODE_FAILURE,
+    "OUT_OF_MEMORY": Cause.OUT_OF_MEMORY,
+    "CANCELLED": Cause.CANCELLED,
+    "REQUEUED": Cause.REQUEUED,
+    "DEADLINE": Cause.TIME_LIMIT,
+}
+
+
+class Finding(NamedTuple):
+    """One thing somebody said, and what it means; None: nothing by itself."""
+
+    cause: Cause | None
+    said: str
+
+
+def of_state(state: str) -> Cause | None:
+    """What a job state of scontrol or sacct means ('CANCELLED by 1000', 'NODE_FAIL')."""
+    words = re.split(r"[\s+,]", state.strip(), maxsplit=1)
+    return _STATES.get(words[0])
+
+
+def in_log(text: str, since: float) -> list[Finding]:
+    """slurmstepd's words in a log, as far as they were said after `since`.
+
+    A log is appended to by every run of a job: older words are about older runs.
+    """
+    found = []
+    for line in text.splitlines():
+        match = _CANCELLED.search(line)
+        if match is None or not _is_after(match[2], since):
+            continue
+        # Without a reason it says nothing: at the start of a preemption's grace it reads so too.
+        found.append(Finding(_DUE_TO.get(match[3] or ""), _shown(line)))
+    return found
+
+
+def _is_after(moment: str, since: float) -> bool:
+    with contextlib.suppress(ValueError, OverflowError):
+        return time.mktime(time.strptime(moment, "%Y-%m-%dT%H:%M:%S")) >= int(since)
+    return True  # a site's own time format: better heard twice than not at all
+
+
+def out_of_memory(text: str) -> Finding | None:
+    """The last line of a log that speaks of memory that was not there."""
+    for line in reversed(text.splitlines()):
+        if _OUT_OF_MEMORY.search(line):
+            return Finding(Cause.OUT_OF_MEMORY, _shown(line))
+    return None
+
+
+def strongest(findings: Iterable[Finding]) -> Cause | None:
+    """The first cause that somebody named."""
+    return next((finding.cause for finding in findings if finding.cause is not None), None)
+
+
+def tail(path: Path, begin: int = 0) -> str:
+    """The end of a file from `begin` on; nothing where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(min(begin, size), size - TAIL_BYTES))
+            return stream.read(TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def last_lines(text: str, count: int = LINES_SHOWN) -> list[str]:
+    """For people: the last lines with something on them."""
+    return [_shown(line) for line in text.splitlines() if line.strip()][-count:]
+
+
+def _shown(line: str) -> str:
+    printable = "".join(character for character in line.strip() if character.isprintable())
+    return printable if len(printable) <= LONGEST_LINE else printable[: LONGEST_LINE - 1] + "…"

@@ -1,0 +1,75 @@
+"""What a new link finds out about those before it. Standard library only: the runner asks it."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import logging
+
+from .. import events, lease
+from ..events import Event, EventLog
+from ..rundir import RunDir
+from .backend import Backend, Succession
+from .orders import Orders
+from .past import bad_hosts, hosts_excluded, past_links
+from .verdict import Verdict, explain
+
+log = logging.getLogger("hpc_ckpt.link")
+
+
+def explain_last(
+    rundir: RunDir, generation: int, orders: Orders, backend: Backend, ledger: EventLog
+) -> bool:
+    """Write down how the last link that began ended, if it could not do so itself."""
+    for earlier in range(generation - 1, orders.after_generation, -1):
+        records = list(events.read(rundir.ledger_file(earlier)))
+        if not any(record["event"] == Event.LINK_STARTED.value for record in records):
+            continue  # it found nothing to do
+        holder = lease.holder_of(rundir, earlier)
+        job = None if holder is None else holder.job
+        verdict = explain(rundir, earlier, backend, orders.batch_logs / f"slurm-{job}.log")
+        if verdict is None:
+            return False
+        _write_down(rundir, earlier, records, verdict, ledger)
+        return True
+    return False
+
+
+def _write_down(
+    rundir: RunDir,
+    generation: int,
+    records: list[dict[str, object]],
+    verdict: Verdict,
+    ledger: EventLog,
+) -> None:
+    begun_at = [r.get("step") for r in records if r["event"] == Event.LINK_STARTED.value][-1]
+    step_from = begun_at if isinstance(begun_at, int) else 0
+    keys = [key.step for key in rundir.committed() if key.generation == generation]
+    ledger.emit(
+        Event.LINK_EXPLAINED,
+        generation=generation,
+        cause=verdict.cause,
+        reason=verdict.reason,
+        evidence=list(verdict.evidence),
+        progress=verdict.progress(step_from, max(keys, default=step_from)),
+        last_seen=_last_seen(rundir, generation),
+    )
+    log.info("link %d before: %s (%s)", generation, verdict.cause.value, verdict.reason)
+
+
+def _last_seen(rundir: RunDir, generation: int) -> float | None:
+    """When its program last wrote an event."""
+    paths = rundir.events.glob(f"{generation:08d}-*.jsonl")
+    moments = [r.get("time") for path in paths for r in events.read(path)]
+    return max((float(m) for m in moments if isinstance(m, (int, float))), default=None)
+
+
+def avoid_bad_hosts(
+    rundir: RunDir, last: int, orders: Orders, succession: Succession, ledger: EventLog
+) -> None:
+    """Hosts on which links failed repeatedly get no further ones."""
+    bad = bad_hosts(past_links(rundir, orders.after_generation, last), orders.exclude_after)
+    known = hosts_excluded(rundir)
+    new = [host for host in bad if host not in known]
+    if new and succession.avoid([*orders.exclude, *known, *new]):
+        ledger.emit(Event.HOSTS_EXCLUDED, hosts=new)
+        log.warning("no further link will run on %s: links failed there", ", ".join(new))

@@ -1,0 +1,159 @@
+"""What the ledgers say of earlier links: how each ended, on which host, what it used.
+
+The history as the runner needs it, cheap and without judgement; ledger.py tells it to people.
+Standard library only.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import events, lease
+from ..events import Event
+from ..rundir import RunDir
+from .backend import Cause
+
+
+@dataclass(frozen=True)
+class PastLink:
+    """One link that began."""
+
+    generation: int
+    host: str
+    cause: Cause | None
+    """None: it left no record of its end, and nobody has explained it."""
+    progress: bool | None
+    """None: it says nothing about the program."""
+    allocated_s: float
+
+
+def past_links(rundir: RunDir, after: int, until: int) -> list[PastLink]:
+    """The links of one submission that began, oldest first."""
+    records = {g: list(events.read(rundir.ledger_file(g))) for g in range(after + 1, until + 1)}
+    explained = explanations(record for many in records.values() for record in many)
+    every = (_past(rundir, g, many, explained.get(g, {})) for g, many in records.items())
+    return [link for link in every if link is not None]
+
+
+def explanations(records: Iterable[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """What later links found out about earlier ones that left no record of their end."""
+    return {
+        int(record["generation"]): record
+        for record in records
+        if record["event"] == Event.LINK_EXPLAINED.value and _is_number(record.get("generation"))
+    }
+
+
+def _past(
+    rundir: RunDir, generation: int, records: list[dict[str, Any]], explained: dict[str, Any]
+) -> PastLink | None:
+    started = _last(records, Event.LINK_STARTED)
+    if started is None:
+        return None  # it took the lease and found nothing to do, or was killed before it began
+    ended = _last(records, Event.LINK_ENDED)
+    told = ended or explained
+    progress = told.get("progress")
+    return PastLink(
+        generation=generation,
+        host=_host(rundir, generation, started),
+        cause=_cause(told.get("cause")),
+        progress=progress if isinstance(progress, bool) else None,
+        allocated_s=_allocated(started, records, explained),
+    )
+
+
+def _allocated(
+    started: dict[str, Any], records: list[dict[str, Any]], explained: dict[str, Any]
+) -> float:
+    """Up to the last thing known of it: what it used, not what it was given."""
+    moments = [record.get("time") for record in records] + [explained.get("last_seen")]
+    return max(float(m) for m in moments if _is_number(m)) - float(started["time"])
+
+
+def _host(rundir: RunDir, generation: int, started: dict[str, Any]) -> str:
+    """By the scheduler's name for it, which is what can be excluded."""
+    named = started.get("node") or started.get("host")
+    if named:
+        return str(named)
+    holder = lease.holder_of(rundir, generation)
+    return "" if holder is None else holder.host
+
+
+def _cause(text: object) -> Cause | None:
+    try:
+        return Cause(text)
+    except ValueError:
+        return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _last(records: list[dict[str, Any]], event: Event) -> dict[str, Any] | None:
+    return next((r for r in reversed(records) if r["event"] == event.value), None)
+
+
+# ── what the runner asks ──────────────────────────────────────────────────────────────────
+def jobs_of(rundir: RunDir) -> list[str]:
+    """The scheduler's ids of a chain, oldest first: as submitted, and as it extended itself."""
+    record = rundir.chain() or {}
+    submitted = [*_of_sweep(record), *(str(job) for job in record.get("jobs") or ())]
+    extended = [
+        str(record["job"])
+        for record in _all_records(rundir)
+        if record["event"] == Event.CHAIN_EXTENDED.value and "job" in record
+    ]
+    return list(dict.fromkeys([*submitted, *extended]))
+
+
+def _of_sweep(record: dict[str, Any]) -> list[str]:
+    """A member's own index in each array of its sweep."""
+    sweep, member = record.get("sweep"), record.get("member") or {}
+    if not sweep or "index" not in member:
+        return []
+    try:
+        known = json.loads(Path(sweep, "sweep.json").read_bytes())
+        return [f"{job}_{member['index']}" for job in known.get("jobs") or ()]
+    except (OSError, ValueError, AttributeError):
+        return []
+
+
+def hosts_excluded(rundir: RunDir) -> list[str]:
+    found = [
+        str(host)
+        for record in _all_records(rundir)
+        if record["event"] == Event.HOSTS_EXCLUDED.value
+        for host in record.get("hosts") or ()
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _all_records(rundir: RunDir) -> Iterable[dict[str, Any]]:
+    for generation in lease.generations(rundir):
+        yield from events.read(rundir.ledger_file(generation))
+
+
+_HOST_MAY_BE_BAD = frozenset(
+    {Cause.NODE_FAILURE, Cause.KILLED, Cause.CRASHED, Cause.NOT_STARTED}
+)
+
+
+def bad_hosts(links: Iterable[PastLink], after: int) -> list[str]:
+    """Hosts on which so many links running failed, while some other host is known to exist."""
+    by_host: dict[str, list[PastLink]] = {}
+    for link in links:
+        if link.host:
+            by_host.setdefault(link.host, []).append(link)
+    if not after or len(by_host) < 2:
+        return []
+    return [host for host, many in by_host.items() if _all_failed(many[-after:], after)]
+
+
+def _all_failed(links: list[PastLink], after: int) -> bool:
+    return len(links) == after and all(link.cause in _HOST_MAY_BE_BAD for link in links)

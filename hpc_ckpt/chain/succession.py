@@ -1,0 +1,194 @@
+"""How one link is followed by the next on Slurm: tokens of an array, successors, or requeue.
+
+A link sees to its successor when it begins, so that no way of ending can break the chain:
+where nothing is pending behind it, it submits more, if the site lets compute nodes do that.
+
+Standard library only: the link runner asks it.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..errors import SchedulerError
+from ..events import Event, EventLog
+from ..rundir import RunDir
+from . import slurm
+from .allocation import SlurmBackend
+from .backend import Succession
+from .orders import Orders
+from .past import hosts_excluded, jobs_of
+
+log = logging.getLogger("hpc_ckpt.link")
+
+
+@dataclass
+class _OnSlurm:
+    """What both kinds have in common."""
+
+    backend: SlurmBackend
+    rundir: RunDir
+    orders: Orders
+    ledger: EventLog
+    links_left: Callable[[], int]
+    """What the budget still allows after this link."""
+
+    def mail(self, address: str) -> None:
+        if self.backend.job is None:
+            return
+        try:
+            slurm.update_job(
+                self.backend.job, self.backend.run, MailUser=address, MailType="END,FAIL"
+            )
+        except SchedulerError as error:
+            log.warning("no mail will be sent: %s", error.stderr)
+
+
+@dataclass
+class Successors(_OnSlurm):
+    """array, afterany, resubmit: further members or jobs wait behind this one."""
+
+    def prepare(self) -> bool:
+        """Ask what is pending; submit more if nothing is and the budget allows it."""
+        left = self.links_left()
+        if left <= 0:
+            return True
+        try:
+            if self._pending():
+                return True
+        except SchedulerError as error:
+            log.info("could not ask what is pending: %s", error.stderr)
+            return False
+        if not self.orders.may_submit:
+            self._say_last("this site lets no compute node submit jobs; submit the chain again")
+            return True
+        return self._extend(left)
+
+    def go_on(self) -> None:
+        """What follows was submitted before."""
+
+    def end(self) -> list[str]:
+        cancelled = []
+        for job in self._jobs():
+            try:
+                slurm.cancel_pending(job, self.backend.run)
+            except SchedulerError:
+                continue  # they end by themselves: a link that finds DONE or halt leaves at once
+            cancelled.append(job)
+        return cancelled
+
+    def avoid(self, hosts: Sequence[str]) -> bool:
+        try:
+            for job in self._pending():
+                slurm.update_job(job, self.backend.run, ExcNodeList=",".join(hosts))
+        except SchedulerError as error:
+            log.warning("could not exclude %s: %s", ", ".join(hosts), error.stderr)
+            return False
+        return True
+
+    def _jobs(self) -> list[str]:
+        """Every job of this chain, this one's included; of a sweep's array one index alone."""
+        known = jobs_of(self.rundir)
+        own = self.backend.job if self.orders.member else self.backend.array or self.backend.job
+        return known if own is None or own in known else [*known, own]
+
+    def _pending(self) -> list[str]:
+        return slurm.pending(self._jobs(), self.backend.run)
+
+    def _extend(self, left: int) -> bool:
+        count, array = self._size(left)
+        options = [f"--dependency=afterany:{self.backend.job}", *array]
+        hosts = hosts_excluded(self.rundir)
+        if hosts:
+            options.append(f"--exclude={','.join([*self.orders.exclude, *hosts])}")
+        try:
+            job = slurm.submit_script(self.orders.script, *options)
+        except SchedulerError as error:
+            log.warning("could not extend the chain: %s", error.stderr)
+            return False
+        self.ledger.emit(Event.CHAIN_EXTENDED, job=job, links=count)
+        log.info("nothing was pending: submitted %d more as %s", count, job)
+        return True
+
+    def _size(self, left: int) -> tuple[int, list[str]]:
+        if self.orders.member is not None:
+            return 1, [f"--array={self.orders.member.index}"]
+        if self.orders.strategy != "array":
+            return 1, []
+        count = min(left, self.orders.links)
+        return count, [f"--array=1-{count}%1"]
+
+    def _say_last(self, why: str) -> None:
+        self.ledger.emit(Event.NOTHING_FOLLOWS, reason=why)
+        log.warning("this is the last link that was submitted: %s", why)
+
+
+@dataclass
+class Requeue(_OnSlurm):
+    """One job, or one array member, that goes back into the queue after each link."""
+
+    _asked: bool = False
+
+    def prepare(self) -> bool:
+        return True
+
+    def go_on(self) -> None:
+        """The last thing a link does: Slurm ends the job at once."""
+        if self._asked or self.backend.job is None:
+            return
+        try:
+            slurm.requeue(self.backend.job, self.backend.run)
+        except SchedulerError as error:
+            self.ledger.emit(Event.NOTHING_FOLLOWS, reason=f"requeue refused: {error.stderr}")
+            log.warning("Slurm did not requeue this job: %s", error.stderr)
+            return
+        self._asked = True
+
+    def end(self) -> list[str]:
+        return []  # nothing waits behind it; a requeue by Slurm itself finds DONE or halt
+
+    def avoid(self, hosts: Sequence[str]) -> bool:
+        if self.backend.job is None:
+            return False
+        try:
+            slurm.update_job(self.backend.job, self.backend.run, ExcNodeList=",".join(hosts))
+        except SchedulerError as error:
+            log.warning("could not exclude %s: %s", ", ".join(hosts), error.stderr)
+            return False
+        return True
+
+
+class InOneProcess:
+    """The local runner: the parent starts the next link, or sees that there is none."""
+
+    def prepare(self) -> bool:
+        return True
+
+    def go_on(self) -> None:
+        pass
+
+    def end(self) -> list[str]:
+        return []
+
+    def avoid(self, hosts: Sequence[str]) -> bool:
+        return False
+
+    def mail(self, address: str) -> None:
+        pass
+
+
+def succession(
+    backend: object,
+    rundir: RunDir,
+    orders: Orders,
+    ledger: EventLog,
+    links_left: Callable[[], int],
+) -> Succession:
+    """The one that the plan chose."""
+    if not isinstance(backend, SlurmBackend):
+        return InOneProcess()
+    kind = Requeue if orders.strategy == "requeue" else Successors
+    return kind(backend, rundir, orders, ledger, links_left)

@@ -1,0 +1,139 @@
+"""A sweep on disk: one array, each of whose indices is a chain with a run directory of its own.
+
+    ROOT/sweep.json        the members in order of their indices, and the jobs
+    ROOT/chain.sbatch      the one script
+    ROOT/<member>/         a run directory as any other; its chain.json names the sweep
+
+Standard library only: the link runner finds its member here.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import lease
+from ..errors import RootError, SpecError
+from ..rundir import RunDir
+
+SWEEP_FILE = "sweep.json"
+
+
+@dataclass(frozen=True)
+class SweepMember:
+    index: int
+    name: str
+    values: dict[str, str]
+    rundir: RunDir
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """One row of a sweep's table, read from names alone: a sweep has a thousand of them."""
+
+    index: int
+    name: str
+    state: str
+    step: int
+    links: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SweepStatus:
+    root: str
+    name: str
+    members: tuple[MemberStatus, ...]
+    jobs: tuple[str, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(Counter(member.state for member in self.members))
+
+
+def read_sweep(root: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What sweep.json says; None where there is no sweep."""
+    path = Path(root) / SWEEP_FILE
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RootError(Path(root), f"its {SWEEP_FILE} cannot be read: {error}") from None
+    if not isinstance(record, dict) or not isinstance(record.get("members"), list):
+        raise RootError(Path(root), f"its {SWEEP_FILE} is not a sweep's")
+    return record
+
+
+def members(root: str | os.PathLike[str]) -> Iterator[SweepMember]:
+    record = read_sweep(root) or {}
+    for place, member in enumerate(record.get("members") or ()):
+        name = str(member["name"])
+        values = {str(key): str(value) for key, value in member["values"].items()}
+        yield SweepMember(place + 1, name, values, RunDir(Path(root) / name))
+
+
+def member_root(root: Path, index: int) -> Path:
+    """The run directory of the member with that array index."""
+    found = [member.rundir.root for member in members(root) if member.index == index]
+    if not found:
+        raise SpecError(f"{root / SWEEP_FILE}: no member {index}; submit the sweep again")
+    return found[0]
+
+
+def all_over(rundir: RunDir) -> bool:
+    """Whether nothing more will run: of this chain, or of the sweep it belongs to."""
+    sweep = (rundir.chain() or {}).get("sweep")
+    if not sweep:
+        return True
+    return all(
+        member.rundir.done() is not None or member.rundir.halted() is not None
+        for member in members(sweep)
+    )
+
+
+def sweep_status(root: str | os.PathLike[str]) -> SweepStatus:
+    record = read_sweep(root)
+    if record is None:
+        raise RootError(Path(root), "no sweep there; give the root of a sweep")
+    return SweepStatus(
+        root=str(root),
+        name=str(record.get("name") or Path(root).name),
+        members=tuple(_member_status(member) for member in members(root)),
+        jobs=tuple(str(job) for job in record.get("jobs") or ()),
+    )
+
+
+def _member_status(member: SweepMember) -> MemberStatus:
+    rundir = member.rundir
+    links = lease.highest(rundir)
+    committed = rundir.committed()
+    state, reason = _state(rundir, links)
+    return MemberStatus(
+        index=member.index,
+        name=member.name,
+        state=state,
+        step=committed[-1].step if committed else 0,
+        links=links,
+        reason=reason,
+    )
+
+
+def _state(rundir: RunDir, links: int) -> tuple[str, str]:
+    """The words are those of a chain's state."""
+    if rundir.done() is not None:
+        return "complete", ""
+    if links and not lease.released(rundir, links):
+        holder = lease.holder_of(rundir, links)
+        if holder is None or lease.alive_here(holder) is not False:
+            return "running", ""
+    halted = rundir.halted()
+    if halted is not None:
+        return "stopped", halted
+    return ("between links" if links else "not started"), ""

@@ -1,0 +1,162 @@
+"""Submission of a sweep: one array, each index a chain with a run directory of its own."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import fsio
+from ..errors import RootError, SpecError
+from ..provenance import git_version
+from ..rundir import RunDir
+from .claim import claimed, create, put_back, refuse_if_held_here, refuse_live_jobs
+from .command import check_command
+from .layers import Loaded
+from .members import command_of, member_name
+from .plan import Plan
+from .profile import Backend
+from .render import render
+from .submit import (
+    SCRIPT_NAME,
+    cancel_what_waits,
+    check_live,
+    frozen_code,
+    halt,
+    sbatch,
+    uninterrupted,
+    write_chain,
+)
+from .sweep import SWEEP_FILE, members, read_sweep
+
+
+Wanted = tuple[int, str, dict[str, str]]
+"""Index, name and values of one member."""
+
+
+def submit_sweep(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> str:
+    """The id of the array. Members that are complete are left alone, the others go on."""
+    if plan.backend is not Backend.SLURM:
+        raise SpecError("members: a sweep needs a Slurm; run one member with 'hpc-ckpt run'")
+    wanted: list[Wanted] = [
+        (place + 1, name, dict(loaded.spec.members[place]))
+        for place, name in enumerate(plan.members)
+    ]
+    _check(loaded, plan, wanted, environ)
+    script = render(plan, python=sys.executable)
+    logs = plan.root / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with uninterrupted(), claimed(logs):
+        refuse_live_jobs(plan.root, _jobs(plan.root))
+        left = [one for one in wanted if RunDir(plan.root / one[1]).done() is None]
+        if not left:
+            raise RootError(plan.root, "every member is complete; choose another root")
+        return _submit(loaded, plan, wanted, left, script)
+
+
+def _check(
+    loaded: Loaded, plan: Plan, wanted: list[Wanted], environ: Mapping[str, str]
+) -> None:
+    if RunDir(plan.root).chain_file.exists():
+        raise RootError(plan.root, "has a chain of its own; choose another root for the sweep")
+    if read_sweep(plan.root) is not None:
+        names = [member.name for member in members(plan.root)]
+        if names != list(plan.members):
+            raise RootError(plan.root, "is a sweep with other members; choose another root")
+    check_command(_member_loaded(loaded, wanted[0][2]).spec, plan, environ)
+    check_live(loaded, plan)
+
+
+def _submit(
+    loaded: Loaded, plan: Plan, wanted: list[Wanted], left: list[Wanted], script: str
+) -> str:
+    """All members are made, then the array is submitted; if that fails all are as before."""
+    path, before = plan.root / SCRIPT_NAME, _jobs(plan.root)
+    code, frozen = git_version(plan.cwd), frozen_code(loaded, plan, plan.root)
+    made = [place for one in left for place in create(RunDir(plan.root / one[1]), group=plan.group)]
+    rundirs = [RunDir(plan.root / one[1]) for one in left]
+    changed = [file for place in rundirs for file in (place.chain_file, place.halt_file)]
+    with put_back([*changed, plan.root / SWEEP_FILE, path], made):
+        for one, rundir in zip(left, rundirs, strict=True):
+            refuse_if_held_here(rundir)
+            _write_member(loaded, plan, one, rundir, code, frozen)
+        fsio.write_atomic(path, os.fsencode(script))
+        _write(plan, wanted, before)
+        job = sbatch(path, f"--array={_indices(plan, [one[0] for one in left])}")
+        _write(plan, wanted, [*before, job])
+    return job
+
+
+def _write_member(
+    loaded: Loaded,
+    plan: Plan,
+    one: Wanted,
+    rundir: RunDir,
+    code: dict[str, str | bool] | None,
+    frozen: Path | None,
+) -> None:
+    index, name, values = one
+    mine = replace(plan, root=rundir.root, name=f"{plan.name}-{name}"[:64])
+    told = {
+        "name": mine.name,
+        "sweep": str(plan.root),
+        "member": {"index": index, "name": name, "values": values},
+    }
+    own = _member_loaded(loaded, values)
+    write_chain(rundir, own, mine, code=code, cwd=frozen, more=told)
+
+
+def _member_loaded(loaded: Loaded, values: Mapping[str, str]) -> Loaded:
+    """The spec with this member's command and root."""
+    spec = loaded.spec
+    update = {
+        "command": command_of(spec.command, values),
+        "root": str(Path(spec.root) / member_name(values)),
+        "members": (),
+    }
+    return replace(loaded, spec=spec.model_copy(update=update))
+
+
+def _indices(plan: Plan, wanted: list[int]) -> str:
+    """Those that are not complete, as Slurm writes them, with the plan's throttle."""
+    throttle = (plan.array or "").partition("%")[2]
+    ranges: list[list[int]] = []
+    for index in wanted:
+        if ranges and ranges[-1][1] == index - 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    text = ",".join(f"{a}-{b}" if a < b else str(a) for a, b in ranges)
+    return f"{text}%{throttle}" if throttle else text
+
+
+def _jobs(root: Path) -> list[str]:
+    return [str(job) for job in (read_sweep(root) or {}).get("jobs") or ()]
+
+
+def _write(plan: Plan, wanted: list[Wanted], jobs: list[str]) -> None:
+    record: dict[str, Any] = {
+        "format_version": 1,
+        "name": plan.name,
+        "jobs": jobs,
+        "members": [{"name": name, "values": values} for _, name, values in wanted],
+    }
+    fsio.write_atomic(plan.root / SWEEP_FILE, (json.dumps(record, indent=1) + "\n").encode())
+
+
+def stop_sweep(root: Path, reason: str = "stopped by the user") -> int:
+    """Halt every member that is not over, cancel what is pending; how many there were."""
+    stopped = 0
+    for member in members(root):
+        rundir = member.rundir
+        if rundir.done() is None and rundir.chain() is not None and rundir.halted() is None:
+            halt(rundir, reason)
+            stopped += 1
+    for job in _jobs(root):
+        cancel_what_waits(job)
+    return stopped
