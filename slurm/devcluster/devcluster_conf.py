@@ -159,7 +159,7 @@ SlurmctldLogFile={layout.root}/log/slurmctld.log
 SlurmdLogFile={layout.root}/log/slurmd.%n.log
 SlurmctldDebug=debug
 SlurmdDebug=debug
-MailProg=/bin/true
+MailProg={layout.root}/etc/mail.sh
 ProctrackType=proctrack/{layout.proctrack.value}
 TaskPlugin=task/none
 JobCompType=jobcomp/filetxt
@@ -208,8 +208,17 @@ def _partition_lines(layout: Layout, options: Options) -> str:
         f"PartitionName=gpu Nodes={nodes} Default=YES PriorityTier=10 PreemptMode=OFF "
         "MaxTime=08:00:00 State=UP\n"
         f"PartitionName=lowpriority Nodes={nodes} PriorityTier=1 PreemptMode=REQUEUE "
-        f"GraceTime={options.grace_s} MaxTime=24:00:00 State=UP"
+        f"GraceTime={options.grace_s} MaxTime=24:00:00 State=UP\n"
+        f"PartitionName=cancel Nodes={nodes} PriorityTier=1 PreemptMode=CANCEL "
+        f"GraceTime={options.grace_s} MaxTime=24:00:00 State=UP\n"
+        f"PartitionName=nograce Nodes={nodes} PriorityTier=1 PreemptMode=REQUEUE "
+        "GraceTime=0 MaxTime=24:00:00 State=UP"
     )
+
+
+def mail_script(layout: Layout) -> str:
+    """Return the program that Slurm gives its mails to: a line each, for tests to count."""
+    return f"#!/bin/sh\necho \"$@\" >>{layout.root}/log/mail.txt\n"
 
 
 def gres_conf(layout: Layout) -> str:

@@ -28,9 +28,12 @@ FOREIGN_PREFIXES = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_",
 class DevCluster:
     """A cluster that is up, in a directory of its own."""
 
-    def __init__(self, directory: Path, layout: Layout) -> None:
+    def __init__(
+        self, directory: Path, layout: Layout, options: Options | None = None
+    ) -> None:
         self.directory = directory
         self.layout = layout
+        self._options = options or Options()
 
     @classmethod
     def start(cls, directory: Path, *, options: Options | None = None) -> DevCluster:
@@ -113,6 +116,16 @@ class DevCluster:
             raise Refused(f"{name} still runs: call kill_node({name!r}) first")
         self._start_slurmd(name, setup.find_programs(with_compiler=False))
         self._wait_for_nodes([name], _is_usable)
+
+    def kill_controller(self) -> None:
+        """End slurmctld by SIGKILL; jobs and nodes go on without it."""
+        procs.kill(lambda: [m for m in procs.members(self.layout) if m.name == "slurmctld"])
+
+    def restart_controller(self) -> None:
+        """Start slurmctld again with what it had saved; return when it answers."""
+        programs = setup.find_programs(with_compiler=self._options.tick_s < STOCK_TICK_S)
+        self._start_slurmctld(programs, self._options)
+        self._wait_for_nodes(self.nodes, _is_usable)
 
     def reset(self, *, within_s: float = 30.0) -> None:
         """Cancel every job and bring every node back; return when all is idle, as after start."""
@@ -297,7 +310,7 @@ def _start_with(
             proctrack=proctrack,
             reason=reason,
         )
-        cluster = DevCluster(directory, layout)
+        cluster = DevCluster(directory, layout, options)
         try:
             setup.write_files(layout, options)
             cluster._launch(programs, options)

@@ -32,7 +32,7 @@ from devcluster_conf import (
     Proctrack,
     Refused,
     cgroup_conf,
-    gres_conf,
+    gres_conf, mail_script,
     slurm_conf,
 )
 
@@ -171,6 +171,9 @@ def write_files(layout: Layout, options: Options) -> None:
     (root / "etc" / "cgroup.conf").write_text(cgroup_conf(plugin or "cgroup/v1"))
     for path in (root / "etc").iterdir():
         path.chmod(0o644)
+    mail = root / "etc" / "mail.sh"
+    mail.write_text(mail_script(layout))
+    mail.chmod(0o755)
 
 
 def _user_name() -> str:

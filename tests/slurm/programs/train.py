@@ -1,9 +1,10 @@
 """A small training whose steps take a given time; deterministic, so that weights can be compared.
 
-    train.py EPOCHS SECONDS_A_STEP [--hold-at STEP]
+    train.py EPOCHS SECONDS_A_STEP [--hold-at STEP] [--fault KIND:STEP[:LINK]]
 
 With --hold-at, link 1 stands still in the middle of that step until the file `go` appears: a
-step that is longer than what is left of the allocation.
+step that is longer than what is left of the allocation. With --fault, the program crashes or
+runs out of memory at that step, in every link or in one.
 """
 
 import argparse
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("epochs", type=int)
     parser.add_argument("step_s", type=float)
     parser.add_argument("--hold-at", type=int)
+    parser.add_argument("--fault", default="none:-1")
     options = parser.parse_args()
     print(f"pid {os.getpid()}", flush=True)
 
@@ -50,10 +52,21 @@ def main() -> None:
                 loss.backward()
                 optimizer.step()
                 time.sleep(options.step_s)
+                fail(options.fault, ckpt.global_step + 1)
                 if options.hold_at == ckpt.global_step + 1 and ckpt.restored is None:
                     hold(Path(root).parent)
                 ckpt.step(loss=loss)
             scheduler.step()
+
+
+def fail(fault: str, step: int) -> None:
+    kind, at, *link = fault.split(":")
+    if step != int(at) or (link and link[0] != os.environ["HPC_CKPT_GENERATION"]):
+        return
+    if kind == "crash":
+        raise RuntimeError("the program is broken at this step")
+    if kind == "memory":
+        bytearray(1 << 62)  # a real MemoryError
 
 
 def hold(place: Path) -> None:

@@ -1,0 +1,113 @@
+"""The notice file through launchers, and a real signal where it was asked for."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chains import PROGRAM, SubmittedChain, submit_chain
+from devcluster import DevCluster
+
+from hpc_ckpt.chain.ledger import read_status
+
+pytestmark = pytest.mark.slurm
+
+COUNTER = Path(__file__).parent / "programs" / "counter.py"
+TOTAL = 120
+STEP_S = 0.1
+
+
+def launched(launcher: str, program: list[str]) -> list[str]:
+    """A Python program behind a launcher, as people write it."""
+    python = sys.executable
+    before = {
+        "plain": [python],
+        "srun": ["srun", "--overlap", "--ntasks=1", python],
+        "torchrun": [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"],
+        "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "1", python],
+        "accelerate": [python, "-m", "accelerate.commands.launch", "--num_processes=1",
+                       "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--cpu"],
+    }  # fmt: skip
+    if launcher == "bash":
+        return ["bash", "-c", f"echo begin; {shlex.join([python, *program])}; exit $?"]
+    return [*before[launcher], *program]
+
+
+def counter(place: Path, *more: str) -> list[str]:
+    return [str(COUNTER), str(place / "state"), str(TOTAL), str(STEP_S), *more]
+
+
+def interrupt_and_finish(
+    cluster: DevCluster, place: Path, words: list[str], spec: dict[str, Any]
+) -> str:
+    """Output of a first link that was preempted; the chain then goes on to the end."""
+    chain = submit_chain(cluster, place, spec={"command": words, **spec})
+    chain.wait_for(lambda: "from 0" in log_of(chain, 1), timeout_s=60)
+    chain.preempt()
+    assert "preempted" == chain.wait_for_end(1).cause
+    chain.wait_for_done()
+    assert str(TOTAL) == (place / "state").read_text()
+    return log_of(chain, 1)
+
+
+def log_of(chain: SubmittedChain, number: int) -> str:
+    path = chain.rundir.log_file(number)
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.parametrize("launcher", ["plain", "bash", "srun", "mpirun"])
+def test_the_notice_reaches_a_program_behind_a_launcher(
+    idle_cluster: DevCluster, tmp_path: Path, launcher: str
+) -> None:
+    """Unchanged: no launcher is signalled, none has to forward anything."""
+    words = launched(launcher, counter(tmp_path))
+    assert "told by notice" in interrupt_and_finish(idle_cluster, tmp_path, words, {})
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_the_notice_reaches_a_training_behind_a_launcher_that_eats_exit_codes(
+    idle_cluster: DevCluster, tmp_path: Path, launcher: str
+) -> None:
+    """They turn 75 into 1; the outcome file says what happened."""
+    words = launched(launcher, [str(PROGRAM), "6", "0.05"])
+    chain = submit_chain(idle_cluster, tmp_path, spec={"command": words})
+    chain.wait_for_steps(1, 25)
+    chain.preempt()
+    link = chain.wait_for_end(1)
+    assert ("preempted", 0) == (link.cause, link.lost_steps)
+    chain.wait_for_done()
+    assert 150 == read_status(chain.rundir).step
+
+
+@pytest.mark.parametrize(
+    ("launcher", "to"),
+    [
+        ("plain", "command"),
+        ("bash", "command"),
+        ("srun", "command"),
+        ("mpirun", "command"),
+        ("torchrun", "workers"),
+    ],
+)
+def test_a_real_signal_is_forwarded_where_that_was_asked_for(
+    idle_cluster: DevCluster, tmp_path: Path, launcher: str, to: str
+) -> None:
+    """Shells are passed over; srun and mpirun hand USR1 on; torchrun would die of it."""
+    words = launched(launcher, counter(tmp_path, "--on", "USR1"))
+    spec = {"forward": {"signal": "USR1", "to": to}}
+    assert "told by signal" in interrupt_and_finish(idle_cluster, tmp_path, words, spec)
+
+
+def test_srun_is_never_sent_term(idle_cluster: DevCluster, tmp_path: Path) -> None:
+    """It would become KILL: the program behind it gets nothing, and says so in the end."""
+    words = launched("srun", counter(tmp_path, "--on", "TERM"))
+    spec = {"command": words, "forward": {"signal": "TERM", "to": "command"}}
+    chain = submit_chain(idle_cluster, tmp_path, spec=spec)
+    chain.wait_for(lambda: "from 0" in log_of(chain, 1), timeout_s=60)
+    chain.rundir.give_notice(1, "test")
+    time.sleep(4)
+    assert chain.link(1).ended is None

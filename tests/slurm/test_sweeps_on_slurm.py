@@ -1,0 +1,86 @@
+"""A sweep: one array whose indices are chains of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from chains import PROFILE, cli
+from devcluster import DevCluster
+
+from hpc_ckpt import lease
+from hpc_ckpt.chain.ledger import read_status
+from hpc_ckpt.chain.sweep import members, sweep_status
+
+pytestmark = pytest.mark.slurm
+
+COUNTER = Path(__file__).parent / "programs" / "counter.py"
+
+
+def submit_sweep(cluster: DevCluster, place: Path, *, parallel: int) -> str:
+    (place / "site.yaml").write_text(json.dumps(PROFILE))
+    spec = {
+        "name": "sweep",
+        "command": f"{sys.executable} {COUNTER} $HPC_CKPT_ROOT/state {{total}} {{step}}",
+        "root": "sweep",
+        "partition": "lowpriority",
+        "chain": {"link_time": "3 min", "max_links": 4},
+        "members": {"total": [60, 90], "step": [0.05, 0.06]},
+        "parallel": parallel,
+    }
+    (place / "sweep.yaml").write_text(json.dumps(spec))
+    done = cli(cluster, place, "submit", "sweep.yaml", "--profile", "./site.yaml")
+    assert 0 == done.returncode, done.stderr
+    found = re.search(r"submitted array (\d+)", done.stdout)
+    assert found is not None
+    return found[1]
+
+
+def wait_until(what: object, timeout_s: float = 120.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not what():  # type: ignore[operator]
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.2)
+
+
+def test_members_are_chains_of_their_own_two_at_a_time(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """One is preempted and goes on in place; each ends at its own total."""
+    submit_sweep(idle_cluster, tmp_path, parallel=2)
+    root = tmp_path / "sweep"
+    first = next(iter(members(root))).rundir
+    wait_until(lambda: lease.highest(first) == 1 and first.log_file(1).exists())
+    running = [m for m in sweep_status(root).members if m.state == "running"]
+    assert len(running) <= 2
+    holder = lease.holder_of(first, 1)
+    assert holder is not None and holder.job is not None
+    wait_until(lambda: "from 0" in first.log_file(1).read_text())
+    idle_cluster.run("scontrol", "requeue", holder.job)
+    wait_until(lambda: sweep_status(root).counts == {"complete": 4})
+    totals = [(m.rundir.root / "state").read_text() for m in members(root)]
+    assert ["60", "60", "90", "90"] == totals
+    status = read_status(first)
+    assert ["requeued", "complete"] == [link.cause for link in status.links]
+    shown = cli(idle_cluster, tmp_path, "status", "sweep")
+    assert "4 members: 4 complete" in shown.stdout
+    again = cli(idle_cluster, tmp_path, "submit", "sweep.yaml", "--profile", "./site.yaml")
+    assert 2 == again.returncode
+    assert "every member is complete" in again.stderr
+
+
+def test_a_sweep_is_stopped_as_a_whole(idle_cluster: DevCluster, tmp_path: Path) -> None:
+    array = submit_sweep(idle_cluster, tmp_path, parallel=1)
+    root = tmp_path / "sweep"
+    first = next(iter(members(root))).rundir
+    wait_until(lambda: lease.highest(first) == 1)
+    done = cli(idle_cluster, tmp_path, "stop", "sweep")
+    assert 0 == done.returncode, done.stderr
+    wait_until(lambda: sweep_status(root).counts == {"stopped": 4}, 60)
+    left = idle_cluster.run("squeue", "-h", "-r", "-t", "PD", "-j", array, check=False).stdout
+    assert "" == left
