@@ -13,10 +13,11 @@ import pytest
 
 from hpc_ckpt import events, lease
 from hpc_ckpt.chain.backend import Cause
+from hpc_ckpt.chain.budget import budget_spent
 from hpc_ckpt.chain.ledger import State, read_status
 from hpc_ckpt.chain.local import Incident, LocalChain
 from hpc_ckpt.chain.orders import Orders
-from hpc_ckpt.chain.verdict import budget_spent, judge
+from hpc_ckpt.chain.verdict import judge
 from hpc_ckpt.errors import RootError
 from hpc_ckpt.events import Event
 from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey, RunDir

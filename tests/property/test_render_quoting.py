@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from hpc_ckpt import resources
 from hpc_ckpt.chain.activation import Activation, Kind
-from hpc_ckpt.chain.plan import Directive, chain_record, plan_chain
+from hpc_ckpt.chain.directives import Directive
+from hpc_ckpt.chain.plan import plan_chain
 from hpc_ckpt.chain.profile import Profile
+from hpc_ckpt.chain.record import chain_record
 from hpc_ckpt.chain.render import render, sbatch_line
 from hpc_ckpt.chain.spec import Spec
 

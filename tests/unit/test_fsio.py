@@ -41,15 +41,19 @@ def test_write_atomic_replaces_the_whole_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077, 0o777])
-def test_write_atomic_gives_exactly_the_mode_asked_for(tmp_path: Path, umask: int) -> None:
-    """Private means private, and group-readable means that, whatever the user's umask."""
+def test_files_are_private_or_the_groups_as_their_directory_is(tmp_path: Path, umask: int) -> None:
+    """Private means private, and shared means that, whatever the user's umask."""
+    private, group = tmp_path / "private", tmp_path / "group"
+    for place, mode in ((private, 0o700), (group, fsio.GROUP_DIRECTORY)):
+        place.mkdir()
+        place.chmod(mode)
     before = os.umask(umask)
     try:
-        fsio.write_atomic(tmp_path / "private", b"")
-        fsio.write_atomic(tmp_path / "group", b"", mode=0o660)
+        fsio.write_atomic(private / "file", b"")
+        fsio.write_atomic(group / "file", b"")
     finally:
         os.umask(before)
-    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("private", "group")]
+    modes = [stat.S_IMODE((place / "file").stat().st_mode) for place in (private, group)]
     assert modes == [0o600, 0o660]
 
 

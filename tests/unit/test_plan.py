@@ -10,8 +10,9 @@ import pytest
 
 from hpc_ckpt import __version__, settings
 from hpc_ckpt.chain.activation import Activation, Kind, active
-from hpc_ckpt.chain.plan import Plan, chain_record, plan_chain
+from hpc_ckpt.chain.plan import Plan, SiteLimits, plan_chain
 from hpc_ckpt.chain.profile import Profile
+from hpc_ckpt.chain.record import chain_record
 from hpc_ckpt.chain.spec import Spec
 from hpc_ckpt.errors import SpecError
 from hpc_ckpt.tiers.wishes import Survives, TierWish
@@ -336,11 +337,16 @@ def test_the_record_of_a_chain() -> None:
         "cwd": "/home/u/project",
         "threads": 8,
         "backend": "slurm",
+        "strategy": "array",
+        "links": 11,
+        "gpus": 0,
         "code": code,
         "after_generation": 0,
         "jobs": [],
     } == {key: value for key, value in record.items() if key not in ("spec", "profile")}
-    assert {"total_time": "72:00:00", "link_time": "8h", "max_links": 11} == record["spec"]["chain"]
+    chain = record["spec"]["chain"]
+    assert ("72:00:00", "8h", 11) == (chain["total_time"], chain["link_time"], chain["max_links"])
+    assert ("halt", 5) == (chain["on_cancel"], chain["retries"])
     assert ("USR1", "30s") == (record["profile"]["signal"]["name"], record["profile"]["kill_wait"])
 
 

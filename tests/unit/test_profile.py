@@ -68,8 +68,10 @@ def test_no_gpus_differs_from_unknown_gpus() -> None:
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"chain": {"strategy": "afterany"}},
-         "'afterany' is not available in this version; write array"),
+        ({"chain": {"strategy": "daisy"}},
+         "Input should be 'array', 'requeue', 'afterany' or 'resubmit'"),
+        ({"tools": {"dmtcp": {"module": "dmtcp", "path": "/opt/dmtcp"}}},
+         "write either module or path"),
         ({"directives": {"extra": ["constraint=ib"]}},
          "'constraint=ib' must begin with '--', as in --constraint=ib"),
         ({"directives": {"extra": ["--comment=a\nb"]}},

@@ -17,8 +17,9 @@ import pytest
 
 from hpc_ckpt import resources
 from hpc_ckpt.chain.activation import Activation, Kind
+from hpc_ckpt.chain.directives import Directive
 from hpc_ckpt.chain.layers import Option, load
-from hpc_ckpt.chain.plan import Directive, plan_chain
+from hpc_ckpt.chain.plan import plan_chain
 from hpc_ckpt.chain.render import render, sbatch_line
 from hpc_ckpt.errors import SpecError
 

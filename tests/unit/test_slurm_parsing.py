@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpc_ckpt.chain import slurm
+from hpc_ckpt.chain.allocation import SlurmBackend
 from hpc_ckpt.chain.backend import Cause, JobRecord
 from hpc_ckpt.errors import SchedulerError
 from hpc_ckpt.lease import Holder
@@ -101,9 +102,9 @@ GONE = SchedulerError(["squeue"], 1, "slurm_load_jobs error: Invalid job id spec
 MUTE = SchedulerError(["squeue"], None, "")
 
 
-def member(ask: Asked, **environ: str) -> slurm.SlurmBackend:
+def member(ask: Asked, **environ: str) -> SlurmBackend:
     given = {"SLURM_JOB_ID": "10", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "4"}
-    return slurm.SlurmBackend({**given, **environ}, run=ask)
+    return SlurmBackend({**given, **environ}, run=ask)
 
 
 def test_ids_are_array_qualified_everywhere() -> None:
@@ -138,14 +139,38 @@ def test_ourselves_before_a_requeue_are_gone() -> None:
 def test_no_answer_is_no_fact() -> None:
     """A scheduler that does not answer must not end a link."""
     assert JobRecord() == member(Asked(MUTE)).look()
-    assert member(Asked(MUTE)).cancel_rest() is None
+    assert JobRecord() == member(Asked(MUTE)).explain(Holder(job="10_3"))
 
 
-def test_only_the_pending_rest_of_its_own_array_is_cancelled() -> None:
-    """Never the bare job id, never what runs."""
-    ask = Asked()
-    assert "10" == member(ask).cancel_rest()
-    assert [["scancel", "--state=PENDING", "10"]] == ask.commands
+@pytest.mark.parametrize(
+    ("record", "cause"),
+    [
+        ("JobId=10 JobState=TIMEOUT Reason=TimeLimit Restarts=0", Cause.TIME_LIMIT),
+        ("JobId=10 JobState=CANCELLED Reason=None Restarts=0", Cause.CANCELLED),
+        ("JobId=10 JobState=NODE_FAIL Reason=None Restarts=0", Cause.NODE_FAILURE),
+        ("JobId=10 JobState=OUT_OF_MEMORY Reason=OutOfMemory Restarts=0", Cause.OUT_OF_MEMORY),
+        ("JobId=10 JobState=PENDING Reason=BeginTime Restarts=1", Cause.REQUEUED),
+        ("JobId=10 JobState=COMPLETED Reason=None Restarts=0", None),
+    ],
+)
+def test_how_an_earlier_job_ended_is_asked_of_slurm(record: str, cause: Cause | None) -> None:
+    """A run that was followed by another one of the same job was put back into the queue."""
+    told = member(Asked(record)).explain(Holder(job="10_3", restarts=0))
+    assert cause == told.cause
+    assert "JobState=" in told.said
+
+
+def test_requeue_tolerates_a_job_that_slurm_has_requeued_itself() -> None:
+    pending = SchedulerError(["scontrol"], 1, "Job is pending execution for job 10_4")
+    slurm.requeue("10_4", Asked(pending))
+    with pytest.raises(SchedulerError):
+        slurm.requeue("10_4", Asked(SchedulerError(["scontrol"], 1, "Requested operation is presently disabled")))
+
+
+def test_nothing_of_an_allocation_is_inherited_by_a_nested_submission() -> None:
+    inside = {"SLURM_JOB_ID": "1", "SBATCH_PARTITION": "gpu", "PMI_RANK": "0", "PMIX_X": "1",
+              "SLURM_CONF": "/etc/slurm.conf", "HOME": "/home/me", "SRUN_DEBUG": "3"}  # fmt: skip
+    assert {"SLURM_CONF", "HOME"} == set(slurm.clean_environment(inside))
 
 
 def test_the_step_is_one_srun_with_the_shim(tmp_path: Path) -> None:

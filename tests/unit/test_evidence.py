@@ -1,0 +1,85 @@
+"""What logs say of a link's end: slurmstepd's words, and memory that was not there."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_ckpt.chain import evidence
+from hpc_ckpt.chain.backend import Cause
+
+STEPD = "slurmstepd: error: *** JOB 12 ON c1 CANCELLED AT 2026-11-17T10:20:30{} ***"
+MOMENT = time.mktime((2026, 11, 17, 10, 20, 30, 0, 0, -1))
+
+
+@pytest.mark.parametrize(
+    ("due", "cause"),
+    [
+        (" DUE TO TIME LIMIT", Cause.TIME_LIMIT),
+        (" DUE TO PREEMPTION", Cause.PREEMPTED),
+        (" DUE TO JOB REQUEUE", Cause.REQUEUED),
+        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", Cause.NODE_FAILURE),
+        ("", None),
+    ],
+)
+def test_the_words_of_slurmstepd(due: str, cause: Cause | None) -> None:
+    """Without a reason it may be a scancel or the start of a grace: that says nothing."""
+    (finding,) = evidence.in_log(f"hello\n{STEPD.format(due)}\n", MOMENT - 5)
+    assert cause == finding.cause
+    assert "CANCELLED AT" in finding.said
+
+
+def test_words_about_an_earlier_run_are_not_heard() -> None:
+    """A requeued job goes on in the same log."""
+    assert [] == evidence.in_log(STEPD.format(" DUE TO PREEMPTION"), MOMENT + 5)
+
+
+def test_a_step_is_spoken_of_as_a_job() -> None:
+    line = "srun: error: *** STEP 12.0 ON c1 CANCELLED AT 2026-11-17T10:20:30 DUE TO TIME LIMIT ***"
+    assert [Cause.TIME_LIMIT] == [f.cause for f in evidence.in_log(line, 0)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "MemoryError",
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate; MemoryError",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks "
+        "have been OOM Killed.",
+        "bash: fork: Cannot allocate memory",
+    ],
+)
+def test_memory_that_was_not_there(line: str) -> None:
+    found = evidence.out_of_memory(f"step 1\n{line}\n")
+    assert found is not None and found.cause is Cause.OUT_OF_MEMORY
+
+
+def test_ordinary_words_are_no_memory_failure() -> None:
+    assert evidence.out_of_memory("room for rooms\nbloom_killed\nValueError: bad memory") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        ("CANCELLED by 1000", Cause.CANCELLED),
+        ("NODE_FAIL", Cause.NODE_FAILURE),
+        ("OUT_OF_MEMORY", Cause.OUT_OF_MEMORY),
+        ("CANCELLED+", Cause.CANCELLED),
+        ("COMPLETED", None),
+        ("", None),
+    ],
+)
+def test_states(state: str, cause: Cause | None) -> None:
+    assert cause == evidence.of_state(state)
+
+
+def test_the_tail_of_a_log_is_bounded_and_begins_where_asked(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"old\n" + b"x" * evidence.TAIL_BYTES + b"\nlast \xff\x1b[31m\n\n")
+    text = evidence.tail(log)
+    assert evidence.TAIL_BYTES >= len(text)
+    assert ["last \ufffd[31m"] == evidence.last_lines(text, 1)
+    assert "" == evidence.tail(log, 10**9)
+    assert "" == evidence.tail(tmp_path / "none")
