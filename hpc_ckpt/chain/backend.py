@@ -27,6 +27,8 @@ class Cause(str, Enum):
     SAVED = "saved and left"
     CRASHED = "crashed"
     KILLED = "killed"
+    LOST = "lost"
+    """It left no record of its end, and nobody else had one."""
     FENCED = "fenced"
     NOT_STARTED = "could not start"
 

@@ -15,7 +15,7 @@ from .orders import HALT, RETRY, Budget, Orders
 from .past import PastLink, past_links
 
 STARTS_PER_LINK = 10
-_NOT_COUNTED = frozenset({Cause.PREEMPTED, Cause.REQUEUED, Cause.NODE_FAILURE, None})
+_NOT_COUNTED = frozenset({Cause.PREEMPTED, Cause.REQUEUED, Cause.NODE_FAILURE, Cause.LOST, None})
 """Ends that do not use up the budget of links; None is a link that left no record."""
 
 _HALTS = {Cause.CANCELLED: "cancelled by the user"}

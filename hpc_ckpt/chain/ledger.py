@@ -211,7 +211,7 @@ def _cause(ended: Record | None, records: list[Record], end_time: float | None) 
         reason = str(last.get("reason") or "")
         cause = Cause.COMPLETE if last.get("complete") else Cause.said(reason) or Cause.CRASHED
         return cause.value, reason
-    return "killed", "it left no record of its end"
+    return Cause.LOST.value, "it left no record of its end"
 
 
 def _end_time(

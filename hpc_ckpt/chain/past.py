@@ -140,7 +140,7 @@ def _all_records(rundir: RunDir) -> Iterable[dict[str, Any]]:
 
 
 _HOST_MAY_BE_BAD = frozenset(
-    {Cause.NODE_FAILURE, Cause.KILLED, Cause.CRASHED, Cause.NOT_STARTED}
+    {Cause.NODE_FAILURE, Cause.LOST, Cause.KILLED, Cause.CRASHED, Cause.NOT_STARTED}
 )
 
 

@@ -190,5 +190,6 @@ def succession(
     """The one that the plan chose."""
     if not isinstance(backend, SlurmBackend):
         return InOneProcess()
-    kind = Requeue if orders.strategy == "requeue" else Successors
-    return kind(backend, rundir, orders, ledger, links_left)
+    if orders.strategy == "requeue":
+        return Requeue(backend, rundir, orders, ledger, links_left)
+    return Successors(backend, rundir, orders, ledger, links_left)

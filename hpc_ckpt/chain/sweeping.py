@@ -49,14 +49,23 @@ def submit_sweep(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> s
     ]
     _check(loaded, plan, wanted, environ)
     script = render(plan, python=sys.executable)
-    logs = plan.root / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    logs = _make_root(plan)
     with uninterrupted(), claimed(logs):
         refuse_live_jobs(plan.root, _jobs(plan.root))
         left = [one for one in wanted if RunDir(plan.root / one[1]).done() is None]
         if not left:
             raise RootError(plan.root, "every member is complete; choose another root")
         return _submit(loaded, plan, wanted, left, script)
+
+
+def _make_root(plan: Plan) -> Path:
+    """The sweep's own directory, for the user alone or for the group; its logs, for Slurm."""
+    plan.root.parent.mkdir(parents=True, exist_ok=True)
+    for place in (plan.root, plan.root / "logs"):
+        if not place.exists():
+            place.mkdir(mode=fsio.PRIVATE_DIRECTORY)
+            place.chmod(fsio.GROUP_DIRECTORY if plan.group else fsio.PRIVATE_DIRECTORY)
+    return plan.root / "logs"
 
 
 def _check(

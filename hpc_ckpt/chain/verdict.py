@@ -21,7 +21,14 @@ from .backend import Backend, Cause
 from .evidence import Finding
 
 _NOT_ITS_FAULT = frozenset(
-    {Cause.PREEMPTED, Cause.REQUEUED, Cause.NODE_FAILURE, Cause.CANCELLED, Cause.HALTED}
+    {
+        Cause.PREEMPTED,
+        Cause.REQUEUED,
+        Cause.NODE_FAILURE,
+        Cause.LOST,
+        Cause.CANCELLED,
+        Cause.HALTED,
+    }
 )
 """Ends that say nothing about whether the program makes progress."""
 
@@ -158,7 +165,7 @@ def explain(rundir: RunDir, generation: int, backend: Backend, batch: Path) -> V
         cause = Cause.NODE_FAILURE
         said.append("put back into the queue without a signal to its job: its node failed")
     return Verdict(
-        Result.FAILED, cause or Cause.KILLED, "it left no record of its end",
+        Result.FAILED, cause or Cause.LOST, "it left no record of its end",
         evidence=tuple(dict.fromkeys(said)),
     )  # fmt: skip
 
