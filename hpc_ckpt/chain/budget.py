@@ -27,12 +27,17 @@ def reason_to_stop(rundir: RunDir, generation: int, orders: Orders) -> str | Non
     if halted is not None:
         return halted
     links = past_links(rundir, orders.after_generation, generation)
-    return _by_reaction(links, orders) or _no_progress(links) or _spent(links, orders.budget)
+    return (
+        _by_reaction(links, orders)
+        or _no_progress(links)
+        or _spent(links, generation - orders.after_generation, orders.budget)
+    )
 
 
 def budget_spent(rundir: RunDir, last: int, orders: Orders) -> str | None:
     """Whether the links up to `last` have used up the budget, and which."""
-    return _spent(past_links(rundir, orders.after_generation, last), orders.budget)
+    after = orders.after_generation
+    return _spent(past_links(rundir, after, last), last - after, orders.budget)
 
 
 def links_left(rundir: RunDir, generation: int, orders: Orders) -> int:
@@ -74,14 +79,14 @@ def _no_progress(links: Sequence[PastLink]) -> str | None:
     return "no progress in two links running" if told[-2:] == [False, False] else None
 
 
-def _spent(links: Sequence[PastLink], budget: Budget) -> str | None:
+def _spent(links: Sequence[PastLink], starts: int, budget: Budget) -> str | None:
     """Preempted and requeued links, and those whose node went, do not count as links: a chain
     never stops because of them. Starts are bounded all the same."""
-    if len(links) >= STARTS_PER_LINK * budget.links:
-        return f"started {len(links)} times for a budget of {budget.links} links"
+    if starts >= STARTS_PER_LINK * budget.links:
+        return f"started {starts} times for a budget of {budget.links} links"
     if len(_counted(links)) >= budget.links:
         return f"the budget of {budget.links} links is spent"
-    if budget.restarts is not None and len(links) > budget.restarts:
+    if budget.restarts is not None and starts > budget.restarts:
         return f"the budget of {budget.restarts} restarts is spent"
     used = sum(link.allocated_s for link in links)
     if budget.seconds is not None and used >= budget.seconds - 1.0:

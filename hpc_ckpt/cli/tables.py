@@ -66,8 +66,8 @@ def _link_row(link: LinkSummary) -> list[RenderableType]:
 
 
 def _why(link: LinkSummary) -> Text:
-    style = {"complete": "green", "running": "cyan", "crashed": "red", "killed": "red"}
-    told = link.cause in ("killed", "crashed", "could not start") and link.reason
+    style = {"complete": "green", "running": "cyan", "crashed": "red", "killed": "red", "lost": "red"}
+    told = link.cause in ("killed", "lost", "crashed", "could not start") and link.reason
     what = link.reason if link.reason.startswith(link.cause) else f"{link.cause}: {link.reason}"
     return Text(what if told else link.cause, style.get(link.cause, ""))
 

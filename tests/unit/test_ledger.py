@@ -81,12 +81,20 @@ def test_lost_steps_count_from_where_the_next_link_went_on(rundir: RunDir) -> No
     assert (30, 20) == (first.lost_steps, second.step_from)
 
 
-def test_a_link_without_a_record_of_its_end_was_killed(rundir: RunDir) -> None:
+def test_a_link_without_a_record_of_its_end_is_lost(rundir: RunDir) -> None:
     """Its runner went with it; the last thing known of it is its end."""
     wrote(rundir, 1, ("link.started", 0, {"step": 0}), ("progress", 7, {"step": 9}))
     wrote(rundir, 2, ("link.started", 30, {"step": 0}))
     first = status(rundir).links[0]
-    assert ("killed", START + 7) == (first.cause, first.ended)
+    assert ("lost", START + 7) == (first.cause, first.ended)
+
+
+def test_what_the_next_link_found_out_is_told_of_it(rundir: RunDir) -> None:
+    wrote(rundir, 1, ("link.started", 0, {"step": 0}), ("progress", 7, {"step": 9}))
+    told = {"generation": 1, "cause": "node failure", "evidence": ["sacct: NODE_FAIL"]}
+    wrote(rundir, 2, ("link.explained", 29, told), ("link.started", 30, {"step": 0}))
+    first = status(rundir).links[0]
+    assert ("node failure", ("sacct: NODE_FAIL",)) == (first.cause, first.evidence)
 
 
 def test_long_after_its_deadline_a_silent_link_is_taken_for_dead(rundir: RunDir) -> None:
