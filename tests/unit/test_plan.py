@@ -316,6 +316,81 @@ def test_a_local_plan_says_what_it_does_not_use() -> None:
     assert "note      partition is not used on this machine" == lines[-1]
 
 
+# ── strategies and limits ─────────────────────────────────────────────────────────────────
+def limited(site: dict[str, object], limits: SiteLimits, **keys: object) -> Plan:
+    spec, profile = both({**LAB, **site}, partition="gpu", **keys)
+    return plan_chain(spec, profile, cwd=CWD, limits=limits)
+
+
+def test_an_array_is_no_larger_than_the_site_takes() -> None:
+    """What does not fit follows, or has to be submitted again: the plan says which."""
+    made = limited({}, SiteLimits(max_array=5), chain={"max_links": 40})
+    assert (4, "1-4%1") == (made.links, made.array)
+    assert "this site takes 4 links at once instead of 40; submit again" in made.notes[0]
+    made = limited({}, SiteLimits(max_submit=3), chain={"max_links": 40})
+    assert 3 == made.links
+    site = {"chain": {"submit_from_compute_nodes": True}, "limits": {"max_array": 3}}
+    made = limited(site, SiteLimits(max_array=5), chain={"max_links": 40})
+    assert 2 == made.links
+    assert "the chain extends itself" in made.notes[0]
+
+
+@pytest.mark.parametrize("strategy", ["requeue", "afterany", "resubmit"])
+def test_other_strategies_are_no_array(strategy: str) -> None:
+    site = {"chain": {"submit_from_compute_nodes": True}}
+    made = limited(site, SiteLimits(), chain={"strategy": strategy})
+    assert (None, strategy) == (made.array, made.strategy.value)
+    written = {directive.name: directive.value for directive in made.directives}
+    assert "--array" not in written
+    assert str(written["--output"]).endswith("/logs/slurm-%j.log")
+
+
+@pytest.mark.parametrize(
+    ("site", "keys", "said"),
+    [
+        ({"chain": {"requeue": False}}, {"chain": {"strategy": "requeue"}}, "requeue is not allowed"),
+        ({}, {"chain": {"strategy": "resubmit"}}, "resubmit needs sbatch on compute nodes"),
+        ({"chain": {"requeue": False}}, {"members": {"x": [1]}}, "neither requeue nor sbatch"),
+        ({}, {"members": {"x": [1]}, "chain": {"strategy": "array"}}, "by requeue or resubmit"),
+        ({"limits": {"max_array": 3}}, {"members": {"x": [1, 2, 3]}}, "3 are more than this site"),
+        ({}, {"chain": {"min_time": "9h"}}, "chain.min_time: more than a link may take"),
+        ({}, {"chain": {"min_time": "2 min"}}, "chain.min_time: 2min is too short"),
+    ],
+)
+def test_what_a_site_cannot_do_is_refused(
+    site: dict[str, object], keys: dict[str, object], said: str
+) -> None:
+    assert said in refusal({**LAB, **site}, **keys)
+
+
+def test_a_sweep_is_one_array_of_its_members() -> None:
+    made = limited({}, SiteLimits(), members={"lr": ["1", "2", "3"]}, parallel=2)
+    assert ("1-3%2", "requeue") == (made.array, made.strategy.value)
+    assert ("lr-1", "lr-2", "lr-3") == made.members
+    assert "the command does not mention {lr}" in made.notes[-1]
+
+
+def test_spare_links_follow_from_how_often_the_site_ends_a_job() -> None:
+    site = {"failures": {"mtbf": "100h", "preemption": "10h"},
+            "partitions": {"gpu": {"max_time": "8h", "preempt": {}}}}  # fmt: skip
+    often = limited(site, SiteLimits(), chain={"total_time": "72h"})
+    guess = limited({"partitions": site["partitions"]}, SiteLimits(), chain={"total_time": "72h"})
+    assert (10 + 13, 20) == (often.links, guess.links)
+
+
+def test_a_root_where_files_are_purged_or_the_home_is_said() -> None:
+    spec, profile = both({**LAB, "storage": {"scratch": {
+        "path": "/scratch/$USER", "survives": "node", "purge": "30 days", "quota": "1T"}}},
+        partition="gpu")  # fmt: skip
+    here = spec.model_copy(update={"root": "/scratch/me/run"})
+    notes = " ".join(plan_chain(here, profile, cwd=CWD).notes)
+    assert "untouched for 30 days are removed" in notes
+    assert "one user may have 1T" in notes
+    there = spec.model_copy(update={"root": "/home/u/run"})
+    notes = " ".join(plan_chain(there, profile, cwd=CWD, home="/home/u").notes)
+    assert "root is on the home directory" in notes
+
+
 # ── chain.json ────────────────────────────────────────────────────────────────────────────
 def test_the_record_of_a_chain() -> None:
     """Everything a link must know, as JSON, with durations as they were written."""

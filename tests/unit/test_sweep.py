@@ -1,0 +1,71 @@
+"""A sweep on disk: members by index, states read from names, and fast for a thousand of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_ckpt.chain.past import jobs_of
+from hpc_ckpt.chain.sweep import all_over, member_root, members, sweep_status
+from hpc_ckpt.errors import RootError, SpecError
+from hpc_ckpt.rundir import Done, RunDir
+
+
+def make_sweep(root: Path, count: int) -> list[RunDir]:
+    made = []
+    for number in range(count):
+        rundir = RunDir(root / f"x-{number}")
+        rundir.create()
+        member = {"index": number + 1, "name": rundir.root.name, "values": {"x": str(number)}}
+        record = {"chain": "u", "sweep": str(root), "member": member, "jobs": []}
+        rundir.chain_file.write_text(json.dumps(record))
+        made.append(rundir)
+    listed = [{"name": rundir.root.name, "values": {"x": str(i)}} for i, rundir in enumerate(made)]
+    (root / "sweep.json").write_text(json.dumps({"name": "s", "jobs": ["7"], "members": listed}))
+    return made
+
+
+def test_an_index_finds_its_member(tmp_path: Path) -> None:
+    made = make_sweep(tmp_path, 3)
+    assert made[1].root == member_root(tmp_path, 2)
+    with pytest.raises(SpecError, match="no member 4"):
+        member_root(tmp_path, 4)
+    assert ["7_2"] == jobs_of(made[1])
+
+
+def test_states_of_members(tmp_path: Path) -> None:
+    first, second, third = make_sweep(tmp_path, 3)
+    first.write_done(Done(1, None))
+    second.write_halt("enough")
+    (third.lease / "00000001").write_text("{}")
+    (third.lease / "00000001.released").touch()
+    found = sweep_status(tmp_path)
+    assert ["complete", "stopped", "between links"] == [member.state for member in found.members]
+    assert {"complete": 1, "stopped": 1, "between links": 1} == found.counts
+    assert not all_over(first)
+    third.write_halt("enough")
+    assert all_over(first)
+
+
+def test_a_sweep_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RootError, match="no sweep there"):
+        sweep_status(tmp_path)
+    (tmp_path / "sweep.json").write_text("[]")
+    with pytest.raises(RootError, match="not a sweep's"):
+        list(members(tmp_path))
+
+
+def test_a_thousand_members_are_read_by_their_names_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cost is counted, not timed: no ledger and no event file is opened."""
+    for rundir in make_sweep(tmp_path, 1000):
+        (rundir.lease / "00000001").write_text("{}")
+        rundir.ledger_file(1).write_text("{}")
+    monkeypatch.setattr("hpc_ckpt.events.read", None)
+    began = time.perf_counter()
+    assert {"running": 1000} == sweep_status(tmp_path).counts
+    print(f"{time.perf_counter() - began:.2f} s")
