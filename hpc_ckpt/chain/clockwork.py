@@ -184,6 +184,5 @@ class Clockwork:
 
     def is_past_end(self) -> bool:
         return (
-            self.deadline is not None
-            and time.time() >= self.deadline + self._backend.kill_wait_s
+            self.deadline is not None and time.time() >= self.deadline + self._backend.kill_wait_s
         )

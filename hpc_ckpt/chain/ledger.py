@@ -158,9 +158,7 @@ def _link_summaries(rundir: RunDir, generations: Sequence[int], now: float) -> l
         following = begun[place + 1 : place + 2]
         resumed_at = _step_from(records[following[0]]) if following else None
         told = explained.get(generation)
-        summaries.append(
-            _summarise(rundir, generation, records[generation], told, resumed_at, now)
-        )
+        summaries.append(_summarise(rundir, generation, records[generation], told, resumed_at, now))
     return summaries
 
 

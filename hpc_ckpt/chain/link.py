@@ -74,9 +74,7 @@ class LinkRunner:
             self._ledger,
             lambda: links_left(self._rundir, generation, self._orders),
         )
-        self._clock = Clockwork(
-            self._rundir, self._orders, self._backend, self._ledger, generation
-        )
+        self._clock = Clockwork(self._rundir, self._orders, self._backend, self._ledger, generation)
         self._step_from = 0
         self._terminated = False
         self._goes_on = False

@@ -80,9 +80,7 @@ def member_name(member: Mapping[str, str]) -> str:
     return re.sub(r"[^\w.+=@-]+", "-", "_".join(parts)).strip("-.")[:120] or "member"
 
 
-def command_of(
-    command: str | tuple[str, ...], member: Mapping[str, str]
-) -> str | tuple[str, ...]:
+def command_of(command: str | tuple[str, ...], member: Mapping[str, str]) -> str | tuple[str, ...]:
     """The command with {name} replaced by the member's value; ${name} is bash's and stays."""
     if isinstance(command, str):
         return _fill(command, {key: shlex.quote(value) for key, value in member.items()})

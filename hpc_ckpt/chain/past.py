@@ -72,7 +72,8 @@ def _allocated(
 ) -> float:
     """Up to the last thing known of it: what it used, not what it was given."""
     moments = [record.get("time") for record in records] + [explained.get("last_seen")]
-    return max(float(m) for m in moments if _is_number(m)) - float(started["time"])
+    known = [float(m) for m in moments if isinstance(m, (int, float))]
+    return max(known) - float(started["time"])
 
 
 def _host(rundir: RunDir, generation: int, started: dict[str, Any]) -> str:

@@ -39,7 +39,9 @@ def changed(pinned: Mapping[str, str]) -> str | None:
         if before == now:
             continue
         gone, new = sorted(before - now), sorted(now - before)
-        parts = [f"{word} {_some(found)}" for word, found in (("gone", gone), ("new", new)) if found]
+        parts = [
+            f"{word} {_some(found)}" for word, found in (("gone", gone), ("new", new)) if found
+        ]
         return f"the packages in {prefix} are not those of the submission: {'; '.join(parts)}"
     return None
 

@@ -34,7 +34,6 @@ from .submit import (
 )
 from .sweep import SWEEP_FILE, members, read_sweep
 
-
 Wanted = tuple[int, str, dict[str, str]]
 """Index, name and values of one member."""
 
@@ -68,9 +67,7 @@ def _make_root(plan: Plan) -> Path:
     return plan.root / "logs"
 
 
-def _check(
-    loaded: Loaded, plan: Plan, wanted: list[Wanted], environ: Mapping[str, str]
-) -> None:
+def _check(loaded: Loaded, plan: Plan, wanted: list[Wanted], environ: Mapping[str, str]) -> None:
     if RunDir(plan.root).chain_file.exists():
         raise RootError(plan.root, "has a chain of its own; choose another root for the sweep")
     if read_sweep(plan.root) is not None:

@@ -154,9 +154,7 @@ def explain(rundir: RunDir, generation: int, backend: Backend, batch: Path) -> V
         *_noticed(records),
         *_by_scheduler(backend, holder),
         *evidence.in_log(evidence.tail(batch), float(started[-1]["time"])),
-        *evidence.in_log(
-            evidence.tail(rundir.log_file(generation)), float(started[-1]["time"])
-        ),
+        *evidence.in_log(evidence.tail(rundir.log_file(generation)), float(started[-1]["time"])),
     ]
     cause = evidence.strongest(findings)
     said = [finding.said for finding in findings if finding.said]

@@ -66,7 +66,13 @@ def _link_row(link: LinkSummary) -> list[RenderableType]:
 
 
 def _why(link: LinkSummary) -> Text:
-    style = {"complete": "green", "running": "cyan", "crashed": "red", "killed": "red", "lost": "red"}
+    style = {
+        "complete": "green",
+        "running": "cyan",
+        "crashed": "red",
+        "killed": "red",
+        "lost": "red",
+    }
     told = link.cause in ("killed", "lost", "crashed", "could not start") and link.reason
     what = link.reason if link.reason.startswith(link.cause) else f"{link.cause}: {link.reason}"
     return Text(what if told else link.cause, style.get(link.cause, ""))
@@ -106,7 +112,9 @@ def sweep_view(status: SweepStatus) -> Group:
             str(member.links),
             member.reason,
         )
-    head = Text.assemble((status.name, "bold"), f"  {count(len(status.members), 'member')}: {counts}")
+    head = Text.assemble(
+        (status.name, "bold"), f"  {count(len(status.members), 'member')}: {counts}"
+    )
     return Group(head, Text(status.root, "dim"), Text(), table)
 
 

@@ -37,7 +37,6 @@ from .base import Committed, Summary
 from .wholeness import broken, holds
 from .writing import Pace, write_chunk, write_image
 
-
 _LEFTOVER = re.compile(r"\.(?:tmp|trash)-g(\d{8,})-.+")
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY)
 

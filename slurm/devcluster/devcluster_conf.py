@@ -218,7 +218,7 @@ def _partition_lines(layout: Layout, options: Options) -> str:
 
 def mail_script(layout: Layout) -> str:
     """Return the program that Slurm gives its mails to: a line each, for tests to count."""
-    return f"#!/bin/sh\necho \"$@\" >>{layout.root}/log/mail.txt\n"
+    return f'#!/bin/sh\necho "$@" >>{layout.root}/log/mail.txt\n'
 
 
 def gres_conf(layout: Layout) -> str:

@@ -28,9 +28,7 @@ FOREIGN_PREFIXES = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_",
 class DevCluster:
     """A cluster that is up, in a directory of its own."""
 
-    def __init__(
-        self, directory: Path, layout: Layout, options: Options | None = None
-    ) -> None:
+    def __init__(self, directory: Path, layout: Layout, options: Options | None = None) -> None:
         self.directory = directory
         self.layout = layout
         self._options = options or Options()

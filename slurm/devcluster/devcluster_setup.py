@@ -32,7 +32,8 @@ from devcluster_conf import (
     Proctrack,
     Refused,
     cgroup_conf,
-    gres_conf, mail_script,
+    gres_conf,
+    mail_script,
     slurm_conf,
 )
 

@@ -164,9 +164,7 @@ def test_a_late_save_of_an_overtaken_link_is_never_chosen(
 ) -> None:
     """The wait for a holder is bounded; after it the old one is fenced, whatever it still does."""
     words = ("40", "0.05", "--hold-at", "31")
-    chain = submit_chain(
-        patient_cluster, tmp_path, *words, profile={"kill_wait": "0s"}, held=True
-    )
+    chain = submit_chain(patient_cluster, tmp_path, *words, profile={"kill_wait": "0s"}, held=True)
     chain.release(minutes=2)
     chain.wait_for((tmp_path / "holding").exists)
     chain.end_in(1, 1)

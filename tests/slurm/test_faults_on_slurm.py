@@ -169,9 +169,7 @@ def test_a_cancelled_link_is_not_followed_by_the_next_index(
 def test_a_cancelled_link_is_followed_where_that_was_asked_for(
     idle_cluster: DevCluster, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:
-    chain = submit_chain(
-        idle_cluster, tmp_path, *WORDS, spec={"chain": {"on_cancel": "continue"}}
-    )
+    chain = submit_chain(idle_cluster, tmp_path, *WORDS, spec={"chain": {"on_cancel": "continue"}})
     at_work(chain)
     chain.scancel(1)
     assert "cancelled" == chain.wait_for_end(1).cause

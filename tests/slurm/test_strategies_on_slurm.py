@@ -55,9 +55,7 @@ def test_a_requeue_after_the_limit_even_if_the_program_does_not_leave(
 ) -> None:
     """The runner asks when TERM comes: it may be killed with its program a moment later."""
     site = {"chain": {"strategy": "requeue"}}
-    chain = submit_chain(
-        idle_cluster, tmp_path, "4", "0.02", "--hold-at", "31", profile=site
-    )
+    chain = submit_chain(idle_cluster, tmp_path, "4", "0.02", "--hold-at", "31", profile=site)
     chain.wait_for((tmp_path / "holding").exists)
     chain.end_in(1, 1)
     chain.wait_for(lambda: lease.highest(chain.rundir) == 2, timeout_s=60)

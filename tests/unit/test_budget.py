@@ -40,7 +40,12 @@ def past(tmp_path: Path) -> Past:
             lines = [{"time": start, "event": "link.started", "node": f"n{place % 2}"}]
             if cause is not None:
                 lines.append(
-                    {"time": start + 60, "event": "link.ended", "cause": cause, "progress": progress}
+                    {
+                        "time": start + 60,
+                        "event": "link.ended",
+                        "cause": cause,
+                        "progress": progress,
+                    }
                 )
             rundir.ledger_file(number).write_text("\n".join(map(json.dumps, lines)))
         return rundir, Orders.read(rundir)
@@ -73,7 +78,9 @@ def test_out_of_memory_can_be_made_to_halt(past: Past) -> None:
     assert "a link ended: out of memory" == said
 
 
-@pytest.mark.parametrize(("reaction", "said"), [("halt", "cancelled by the user"), ("continue", None)])
+@pytest.mark.parametrize(
+    ("reaction", "said"), [("halt", "cancelled by the user"), ("continue", None)]
+)
 def test_a_cancelled_link(past: Past, reaction: str, said: str | None) -> None:
     assert said == verdict(past(("cancelled", None), on_cancel=reaction))
 

@@ -33,7 +33,10 @@ def code(tmp_path: Path) -> Path:
 
 def test_a_commit_is_unpacked_as_git_has_it(code: Path, tmp_path: Path) -> None:
     where = freeze(PinCode.COMMIT, code, tmp_path / "frozen")
-    assert ("one", "part") == ((where / "train.py").read_text(), (where / "sub/part.py").read_text())
+    assert ("one", "part") == (
+        (where / "train.py").read_text(),
+        (where / "sub/part.py").read_text(),
+    )
     assert not (where / "data").exists()
 
 
@@ -73,5 +76,5 @@ def test_too_much_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     place.mkdir()
     for name in "ab":
         (place / name).touch()
-    with pytest.raises(SpecError, match="2 files.*too much to copy"):
+    with pytest.raises(SpecError, match=r"2 files.*too much to copy"):
         freeze(PinCode.COPY, place, tmp_path / "frozen")

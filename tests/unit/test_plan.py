@@ -348,7 +348,11 @@ def test_other_strategies_are_no_array(strategy: str) -> None:
 @pytest.mark.parametrize(
     ("site", "keys", "said"),
     [
-        ({"chain": {"requeue": False}}, {"chain": {"strategy": "requeue"}}, "requeue is not allowed"),
+        (
+            {"chain": {"requeue": False}},
+            {"chain": {"strategy": "requeue"}},
+            "requeue is not allowed",
+        ),
         ({}, {"chain": {"strategy": "resubmit"}}, "resubmit needs sbatch on compute nodes"),
         ({"chain": {"requeue": False}}, {"members": {"x": [1]}}, "neither requeue nor sbatch"),
         ({}, {"members": {"x": [1]}, "chain": {"strategy": "array"}}, "by requeue or resubmit"),

@@ -164,7 +164,10 @@ def test_requeue_tolerates_a_job_that_slurm_has_requeued_itself() -> None:
     pending = SchedulerError(["scontrol"], 1, "Job is pending execution for job 10_4")
     slurm.requeue("10_4", Asked(pending))
     with pytest.raises(SchedulerError):
-        slurm.requeue("10_4", Asked(SchedulerError(["scontrol"], 1, "Requested operation is presently disabled")))
+        slurm.requeue(
+            "10_4",
+            Asked(SchedulerError(["scontrol"], 1, "Requested operation is presently disabled")),
+        )
 
 
 def test_nothing_of_an_allocation_is_inherited_by_a_nested_submission() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +92,7 @@ def test_packages_that_changed_are_named(tmp_path: Path) -> None:
     pinned = pinning.record([prefix])
     assert pinning.changed(pinned) is None
     environment_with(tmp_path / "env", "numpy-2.1.0")
-    os.rmdir(tmp_path / "env" / "lib" / "python3.11" / "site-packages" / "numpy-2.0.0.dist-info")
+    site = tmp_path / "env" / "lib" / "python3.11" / "site-packages"
+    (site / "numpy-2.0.0.dist-info").rmdir()
     said = pinning.changed(pinned)
     assert said is not None and said.endswith("gone numpy-2.0.0; new numpy-2.1.0")
