@@ -86,9 +86,7 @@ class Tidier:
         for holder in self._scrubber.damaged(tier, committed.key):
             self._distrust(holder)
 
-    def _before(
-        self, tier: Tier, committed: Committed, surplus: Sequence[CheckpointKey]
-    ) -> None:
+    def _before(self, tier: Tier, committed: Committed, surplus: Sequence[CheckpointKey]) -> None:
         origin = self._origin
         if origin is None or origin.tier.name != tier.name or origin.key not in surplus:
             return

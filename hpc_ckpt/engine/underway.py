@@ -104,7 +104,7 @@ class UnderWay:
         return None
 
     def settle(self, within_s: float) -> list[Order]:
-        """Before a save that must not wait for ever: those that did not end in time are given up."""
+        """Before a save that must not wait for ever: what does not end in time is given up."""
         if self.wait(within_s):
             return []
         left = [order for order in tuple(self._orders) if not order.given_up]

@@ -57,8 +57,9 @@ class Staging(Protocol):
         elsewhere: Manifest | None = None,
     ) -> Committed:
         """Called once, last. `elsewhere` has the same generation and step in another tier: the
-        same state gets its name, another one the next revision. `guard` runs right before the checkpoint becomes visible, and
-        raises to stop it. When this returns, a crash of the node can no longer lose it."""
+        same state gets its name, another one the next revision. `guard` runs right before the
+        checkpoint becomes visible, and raises to stop it. When this returns, a crash of the node
+        can no longer lose it."""
 
     def adopt(self, record: ShardRecord, chunks: Iterable[memoryview]) -> None:
         """In a drain, once per file that this checkpoint holds itself: write a shard whose

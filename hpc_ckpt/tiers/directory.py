@@ -200,7 +200,6 @@ class DirectoryTier:
             fsio.delete_tree(self.path / name, point="sweep.entry")
             fsio.reached("sweep.deleted")
 
-
     def _put_back(self, name: str) -> bool:
         """One that was to be replaced when its writer was killed: others may refer to it."""
         replaced = _REPLACED.fullmatch(name)

@@ -236,9 +236,7 @@ class DirectoryStaging:
         return Committed(self._key, path, _size_of(path, manifest))
 
 
-def _revision(
-    here: CheckpointKey | None, elsewhere: Manifest | None, manifest: Manifest
-) -> int:
+def _revision(here: CheckpointKey | None, elsewhere: Manifest | None, manifest: Manifest) -> int:
     """One name, one state, over all tiers: readers take the same name for the same thing."""
     if elsewhere is None or (here is not None and here >= elsewhere.key):
         return 0 if here is None else here.revision + 1

@@ -35,7 +35,7 @@ def key(step: int) -> CheckpointKey:
 
 
 def leaves(step: int) -> list[PlainLeaf]:
-    return [PlainLeaf(f"layer.{n}.{step}", bytes([step, n]) * 300) for n in range(40)]
+    return [PlainLeaf(f"layer.{n}.{step}", bytes([step, n]) * 300) for n in range(90)]
 
 
 def tiers(root: Path) -> tuple[DirectoryTier, DirectoryTier]:

