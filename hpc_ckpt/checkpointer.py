@@ -194,7 +194,7 @@ class Checkpointer:
             return live.boundary.request(reason)
         with live.stalling():
             if wait:
-                live.engine.wait()
+                live.engine.settle()
             pending = live.boundary.save(live.place_between(), reason, urgent=wait)
             if wait:
                 pending.wait()

@@ -50,6 +50,7 @@ KILL_POINTS = (
     "commit.renamed",
     "commit.durable",
     # Tier.remove
+    "replace.hidden",
     "remove.renamed",
     "remove.entry",
     "remove.deleted",

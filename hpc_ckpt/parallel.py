@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -39,15 +39,21 @@ class Row:
 
     def run(self, threads: int = 1) -> None:
         """Return when every piece is done; raises the first error, after which none is begun."""
-        for number in range(min(threads, self._count) - 1):
-            # A daemon: a file system that hangs must not keep a finished program from ending.
-            threading.Thread(target=self.help, name=f"hpc-ckpt-row-{number}", daemon=True).start()
         try:
+            self._start_helpers(min(threads, self._count) - 1)
             self.help()
         finally:
             self._settle()
         if self._error is not None:
             raise self._error
+
+    def _start_helpers(self, count: int) -> None:
+        """As many as there are threads to be had: one alone does the work too."""
+        with suppress(RuntimeError):
+            for number in range(count):
+                name = f"hpc-ckpt-row-{number}"
+                # A daemon: a file system that hangs must not keep a finished program from ending.
+                threading.Thread(target=self.help, name=name, daemon=True).start()
 
     def _settle(self) -> None:
         """Also after an interrupt, which may come between two pieces: whoever returns from run()

@@ -28,7 +28,8 @@ from .format.manifest import CHUNK, Manifest, ShardRecord
 from .format.verify import OpenCheckpoint, Reader
 from .rundir import CheckpointKey
 from .tiers.base import Committed, Tier
-from .tiers.directory import DirectoryStaging, DirectoryTier
+from .tiers.directory import DirectoryTier
+from .tiers.staging import DirectoryStaging
 from .tiers.writing import Pace
 
 ENV_FAULT = "HPC_CKPT_FAULT"
@@ -159,9 +160,14 @@ class _FaultyStaging(DirectoryStaging):
         self._faulty.meet("write_shard")
         return super().write_shard(layout, image, pace)
 
-    def commit(self, manifest: Manifest, guard: Callable[[], None]) -> Committed:
+    def commit(
+        self,
+        manifest: Manifest,
+        guard: Callable[[], None],
+        elsewhere: Manifest | None = None,
+    ) -> Committed:
         self._faulty.meet("commit")
-        return super().commit(manifest, guard)
+        return super().commit(manifest, guard, elsewhere)
 
     def adopt(self, record: ShardRecord, chunks: Iterable[memoryview]) -> None:
         self._faulty.meet("adopt")

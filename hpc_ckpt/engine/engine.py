@@ -7,15 +7,11 @@ Measures itself and reports events. When to save and when to stop is decided els
 from __future__ import annotations
 
 import logging
-import platform
 import time
-from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
-import numpy as np
-import torch
-
-from .. import __version__, preflight
+from .. import preflight
 from ..errors import Fenced, UnsupportedState
 from ..events import Event
 from ..format.manifest import Manifest, ShardRecord
@@ -24,20 +20,19 @@ from ..rundir import CheckpointKey
 from ..tiers.base import Committed, Tier
 from ..tiers.drain import Drainer
 from ..tiers.writing import Pace
+from .labels import manifest_of
 from .orders import About, Order, Publisher
 from .pacing import BACKGROUND_RATE, Pacing
-from .persist import Pending, Worker, persist
+from .persist import Pending, persist
 from .restore import Origin
 from .snapshot import SLOTS, Camera
 from .steady import Steady
 from .tidying import Tidier
 from .times import SaveTimes
+from .underway import UnderWay, patience_s
 
 log = logging.getLogger("hpc_ckpt")
 
-NICE = 10
-STUCK_S = 60.0
-"""A save that takes so long, and four times as long as any before, hangs in its file system."""
 WORTH_WARMING = 64 * 1024**2
 
 
@@ -57,11 +52,14 @@ class Engine:
         self._times = SaveTimes(known_save_s)
         self._clock = clock
         self._camera = Camera(publisher.memory)
-        self._background = Worker("hpc-ckpt-persist", nice=NICE)
-        # A thread's niceness cannot be taken back: what is urgent has one of its own.
-        self._urgent = Worker("hpc-ckpt-urgent")
+        self._under_way = UnderWay(clock)
         self._tidier = Tidier(
-            publisher.keep, publisher.lease, publisher.events, on_fenced=self._overtaken
+            publisher.keep,
+            publisher.lease,
+            publisher.events,
+            on_fenced=self._overtaken,
+            on_damaged=self._distrust,
+            origin=origin,
         )
         self._drainer = Drainer(
             publisher.stack,
@@ -78,7 +76,8 @@ class Engine:
         """Step of the last snapshot, or where this process began."""
         self.snapshot_s = clock()
         self._pacing = Pacing()
-        self._orders: deque[Order] = deque()
+        self._published: Manifest | None = None
+        """The newest that this process committed, in whichever tier."""
         self._failure: tuple[Pending, Exception] | None = None
         self._warming = False
         self.prepared = False
@@ -92,12 +91,12 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Something is being written."""
-        return bool(self._background.left or self._urgent.left)
+        return self._under_way.busy
 
     @property
     def ready(self) -> bool:
         """A snapshot can be taken now."""
-        return not self._warming and len(self._orders) < SLOTS and self._camera.ready
+        return not self._warming and self._under_way.count < SLOTS and self._camera.ready
 
     @property
     def why_not_ready(self) -> str:
@@ -111,16 +110,8 @@ class Engine:
         return self._newest
 
     def save_s(self) -> float | None:
-        """How long the next save takes at full speed: the slowest recent one, and as long again
-        for each that has to end before it; or the one under way, if that takes longer."""
-        known, orders = self._times.save_s, tuple(self._orders)
-        if not orders:
-            return known
-        longest = max(self._at_full_speed(order) for order in orders)
-        return max(longest, (known or 0.0)) + len(orders) * (known or 0.0)
-
-    def _at_full_speed(self, order: Order) -> float:
-        return self._clock() - order.began_s - order.pace.waited_s
+        """How long the next save takes at full speed, with what has to end before it."""
+        return self._under_way.save_s(self._times.save_s)
 
     @property
     def stall_s(self) -> float | None:
@@ -163,7 +154,11 @@ class Engine:
 
     def _in_background(self, work: Callable[[], None]) -> None:
         self._warming = True
-        self._urgent.start(lambda: self._warm(work))
+        try:
+            self._under_way.aside(lambda: self._warm(work))
+        except RuntimeError as error:  # no thread: the next save makes its own buffer
+            self._warming = False
+            log.warning("no thread for a buffer: %s", error)
 
     def _warm(self, work: Callable[[], None]) -> None:
         try:
@@ -190,7 +185,7 @@ class Engine:
         speed, into the tier that is fast enough to be done in `within_s`.
         """
         if self._warming:
-            self._urgent.wait()
+            self._under_way.wait_aside()
         if urgent and not self._camera.ready:
             self._grow()
         pending = pending or Pending(about.reason)
@@ -217,66 +212,64 @@ class Engine:
             snapshot=snapshot,
             about=about,
             pending=pending,
-            tier=self._tier(snapshot.size, urgent=urgent, within_s=within_s),
+            tier=self._tier(self._steady.left_to_write(snapshot), urgent=urgent, within_s=within_s),
             pace=self._pacing.pace(snapshot.size, urgent=urgent),
             began_s=began,
             stall_s=self._clock() - began,
             urgent=urgent,
         )
         pending.hurry = self.hurry
-        self._orders.append(order)
-        worker = self._urgent if urgent else self._background
-        worker.start(lambda: self._persist(order))
+        try:
+            self._under_way.start(order, self._persist)
+        except RuntimeError as error:  # no thread to be had: training goes on
+            snapshot.release()
+            self._failed(pending, error, save_s=self._clock() - began, flush=False)
         return pending
 
     def _tier(self, size: int, *, urgent: bool, within_s: float | None) -> Tier:
         stack = self._publisher.stack
         chosen = stack.choose(size, within_s) if urgent else stack.first
-        hanging = {order.tier.name for order in tuple(self._orders) if order.given_up}
-        return stack.home if chosen.name in hanging else chosen
+        return stack.home if chosen.name in self._under_way.hanging else chosen
 
     def take_stuck(self) -> str | None:
         """Said once of each save that hangs; its thread is left behind, and its tier avoided."""
-        known = self._times.save_s or 0.0
-        for order in tuple(self._orders):
-            took_s = self._at_full_speed(order)
-            if order.given_up or took_s < max(STUCK_S, 4 * known):
-                continue
-            order.given_up = True
-            if order.urgent:
-                self._urgent = Worker("hpc-ckpt-urgent")
-            else:
-                self._background = Worker("hpc-ckpt-persist", nice=NICE)
-            self._publisher.events.emit(
-                Event.SAVE_STUCK, flush=False, step=order.about.step, tier=order.tier.name
-            )
-            return (
-                f"the save of step {order.about.step} hangs in tier {order.tier.name} "
-                f"({order.tier.path_of(CheckpointKey(0, 0)).parent}) since {took_s:.0f} s; "
-                "training goes on"
-            )
-        return None
+        order = self._under_way.stuck(self._times.save_s)
+        return None if order is None else self._given_up(order)
+
+    def _given_up(self, order: Order) -> str:
+        # Its thread may still use what is known of steady leaves: nobody else does any more.
+        self._steady = Steady()
+        self._publisher.events.emit(
+            Event.SAVE_STUCK, flush=False, step=order.about.step, tier=order.tier.name
+        )
+        return (
+            f"the save of step {order.about.step} hangs in tier {order.tier.name} "
+            f"({order.tier.path_of(CheckpointKey(0, 0)).parent}) since "
+            f"{self._under_way.at_full_speed(order):.0f} s; training goes on"
+        )
 
     def hurry(self) -> None:
         """Somebody waits: what is under way goes on at full speed."""
-        for order in tuple(self._orders):
-            order.pace.hurry()
+        self._under_way.hurry()
 
     def wait(self, timeout: float | None = None) -> bool:
         """True once nothing is under way; in a hurry, for training waits too."""
-        self.hurry()
-        began = self._clock()
-        if not self._background.wait(timeout):
-            return False
-        left = None if timeout is None else max(0.0, timeout - (self._clock() - began))
-        return self._urgent.wait(left)
+        return self._under_way.wait(timeout)
+
+    def settle(self, left_s: float | None = None) -> None:
+        """Before a save that somebody waits for: what is under way ends, or is given up.
+
+        Of the time left, at most half is spent on somebody else's save.
+        """
+        bound = patience_s(self._times.save_s)
+        for order in self._under_way.settle(bound if left_s is None else min(bound, left_s / 2)):
+            log.warning("%s", self._given_up(order))
 
     def close(self, timeout: float | None = None) -> bool:
         """Wait for what is under way, and for the drain; False if something was left behind."""
         began = self._clock()
         ended = self.wait(timeout)
-        for worker in (self._background, self._urgent):
-            worker.close(0.0)
+        self._under_way.close()
         left = None if timeout is None else max(0.0, timeout - (self._clock() - began))
         if not self._drainer.close(left):
             log.warning("a checkpoint has not arrived in every tier; the next link goes on")
@@ -291,9 +284,11 @@ class Engine:
             committed = self._commit_somewhere(order)
         except Exception as error:  # noqa: BLE001 - whatever broke, training goes on
             self._end(order)
-            self._failed(order.pending, error, save_s=self._at_full_speed(order))
+            self._tidier.sweep_again(order.tier)
+            self._failed(order.pending, error, save_s=self._under_way.at_full_speed(order))
             return
-        self._steady.learn(order.snapshot, order.about.step)
+        if not order.given_up:
+            self._steady.learn(order.snapshot, order.about.step)
         self._end(order)
         self._tell(order, committed)
         self._drainer.order(committed.key, order.tier)
@@ -301,7 +296,7 @@ class Engine:
 
     def _end(self, order: Order) -> None:
         order.snapshot.release()
-        self._orders.remove(order)
+        self._under_way.end(order)
 
     def _commit_somewhere(self, order: Order) -> Committed:
         """A tier that fails is passed over for the run directory's own."""
@@ -321,19 +316,37 @@ class Engine:
     def _commit(self, order: Order) -> Committed:
         publisher, about = self._publisher, order.about
         parent = None if self._newest is None else self._newest.directory_name
-        return persist(
+        key = CheckpointKey(publisher.lease.generation, about.step)
+        made: list[Manifest] = []
+
+        def record(shards: tuple[ShardRecord, ...]) -> Manifest:
+            made.append(manifest_of(publisher, order, parent, shards))
+            return made[-1]
+
+        committed = persist(
             order.snapshot,
             order.tier,
-            CheckpointKey(publisher.lease.generation, about.step),
-            lambda shards: self._manifest(order, parent, shards),
+            key,
+            record,
             publisher.lease.check,
             steady=self._steady,
             pace=order.pace,
+            elsewhere=self._elsewhere(key),
         )
+        numbered = replace(made[-1], revision=committed.key.revision)
+        if self._published is None or self._published.key <= numbered.key:
+            self._published = numbered
+        return committed
+
+    def _elsewhere(self, key: CheckpointKey) -> Manifest | None:
+        """What this process has published of the same step, perhaps into another tier."""
+        last = self._published
+        same = last is not None and (last.generation, last.step) == (key.generation, key.step)
+        return last if same else None
 
     def _tell(self, order: Order, committed: Committed) -> None:
         about, elapsed_s = order.about, self._clock() - order.began_s
-        full_s = self._at_full_speed(order)
+        full_s = self._under_way.at_full_speed(order)
         self._times.add(stall_s=order.stall_s, save_s=full_s)
         self._publisher.stack.note(order.tier, committed.size, full_s)
         # One that hung may end after newer ones.
@@ -354,28 +367,6 @@ class Engine:
         log.info("committed %s (%s)", committed.key.directory_name, about.reason)
         order.pending.succeed(committed)
 
-    def _manifest(
-        self, order: Order, parent: str | None, shards: tuple[ShardRecord, ...]
-    ) -> Manifest:
-        about = order.about
-        return Manifest(
-            chain=self._publisher.chain,
-            generation=self._publisher.lease.generation,
-            step=about.step,
-            revision=0,
-            parent=parent,
-            epoch=about.epoch,
-            wall_time=time.time(),
-            reason=about.reason,
-            metrics=about.metrics,
-            world_size=1,
-            threads=torch.get_num_threads(),
-            versions=versions(),
-            tree=order.snapshot.make_tree(),
-            aliases=order.snapshot.aliases,
-            shards=shards,
-        )
-
     def _failed(
         self, pending: Pending, error: Exception, *, save_s: float, flush: bool = True
     ) -> None:
@@ -392,19 +383,13 @@ class Engine:
         log.warning("save of step %s failed: %s", pending.step, one_line(error))
         pending.fail(error)
 
+    def _distrust(self, holder: str) -> None:
+        """A shard that others refer to is damaged: the next save writes its bytes again."""
+        self._steady.forget(holder)
+
     def _overtaken(self, error: Fenced) -> None:
         self.fenced = error
         self._publisher.events.emit(Event.FENCED, newer=error.newer)
-
-
-def versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "hpc_ckpt": __version__,
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-    }
 
 
 def one_line(error: BaseException) -> str:

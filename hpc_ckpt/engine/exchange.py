@@ -25,7 +25,7 @@ from ..format.manifest import FORMAT_VERSION, Manifest
 from ..format.verify import open_reader
 from ..rundir import CheckpointKey, RunDir, prepare
 from ..tiers.directory import DirectoryTier
-from .engine import versions
+from .labels import versions
 from .restore import state_of
 from .snapshot import Camera
 

@@ -36,8 +36,12 @@ def persist(
     *,
     steady: Steady | None = None,
     pace: Pace | None = None,
+    elsewhere: Manifest | None = None,
 ) -> Committed:
-    """Write the shards, then commit; `guard` raises if this process may not publish."""
+    """Write the shards, then commit; `guard` raises if this process may not publish.
+
+    `elsewhere` is what it has published under the same name in another tier.
+    """
     steady = steady or Steady()
     with tier.stage(key) as staging:
         shards = tuple(
@@ -46,7 +50,7 @@ def persist(
                 snapshot.layouts, snapshot.images, snapshot.steady, strict=True
             )
         )
-        committed = staging.commit(record(shards), guard)
+        committed = staging.commit(record(shards), guard, elsewhere)
     for shard, expected in zip(shards, snapshot.steady, strict=True):
         if expected:
             steady.committed(shard, committed.key.directory_name)
@@ -146,12 +150,16 @@ class Worker:
         return self._left
 
     def start(self, work: Callable[[], None]) -> None:
-        """Do this after all that was ordered before. `work` must not raise."""
+        """Do this after all that was ordered before. `work` must not raise.
+
+        RuntimeError if there is no thread to be had; then nothing was ordered.
+        """
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
         with self._changed:
             self._left += 1
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
         self._orders.put(work)
 
     def wait(self, timeout: float | None = None) -> bool:

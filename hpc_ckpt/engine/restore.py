@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ class Skipped:
 
     path: Path
     reason: str
+    tier: str = ""
+    damaged: bool = False
+    """False: it could not be looked at, or did not fit, which says nothing of its bytes."""
 
     def __str__(self) -> str:
         return f"{self.path.name}: {self.reason}"
@@ -60,6 +63,8 @@ class Origin:
     """Its shards beside the first; each says who holds it."""
     set_apart: frozenset[str]
     """The leaves in them."""
+    broken: Mapping[str, frozenset[CheckpointKey]] = field(default_factory=dict)
+    """By tier: newer ones that were found to be damaged."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,16 @@ class Found:
             tier=self.tier,
             shards=tuple(replace(r, holder=r.holder or key.directory_name) for r in further),
             set_apart=frozenset().union(*(reader.leaf_names(r) for r in further)),
+            broken=self._broken(),
         )
+
+    def _broken(self) -> dict[str, frozenset[CheckpointKey]]:
+        found: dict[str, set[CheckpointKey]] = {}
+        for one in self.skipped:
+            key = CheckpointKey.parse(one.path.name)
+            if one.damaged and key is not None:
+                found.setdefault(one.tier, set()).add(key)
+        return {tier: frozenset(keys) for tier, keys in found.items()}
 
 
 def newest(stack: Stack, use: Callable[[Reader], None]) -> Found:
@@ -102,7 +116,8 @@ def newest(stack: Stack, use: Callable[[Reader], None]) -> Found:
             raise  # it is sound: an older one would not fit either
         except (CheckpointError, OSError) as error:
             log.warning("skipped %s", error)
-            skipped.append(Skipped(tier.path_of(key), _why(error)))
+            damaged = isinstance(error, CorruptCheckpoint) and not error.passing
+            skipped.append(Skipped(tier.path_of(key), _why(error), tier.name, damaged))
     if skipped:
         place = skipped[0].path.parent
         told = "; ".join(str(one) for one in skipped)

@@ -23,7 +23,7 @@ _PAGE = 4096
 
 
 class Steady:
-    """Learns from each snapshot; used by the persist thread alone, but for `expected`."""
+    """Learns from each snapshot; used by one persist thread alone, but for what others read."""
 
     def __init__(self, expected: Iterable[str] = (), known: Iterable[ShardRecord] = ()) -> None:
         self.expected = frozenset(expected)
@@ -59,6 +59,19 @@ class Steady:
                 if changed & set(range(start // chunk, -(-end // chunk))):
                     self._refused.add(name)
         self.expected = frozenset(self.expected - self._refused)
+
+    def forget(self, holder: str) -> None:
+        """What lies there is damaged: its bytes are written again."""
+        self._known = {d: record for d, record in self._known.items() if record.holder != holder}
+
+    def left_to_write(self, snapshot: Snapshot) -> int:
+        """Bytes of a snapshot that no older checkpoint is expected to hold."""
+        known = {record.size for record in self._known.values()}
+        return sum(
+            layout.size
+            for layout, steady in zip(snapshot.layouts, snapshot.steady, strict=True)
+            if not (steady and layout.size in known)
+        )
 
     def committed(self, record: ShardRecord, holder: str) -> None:
         """A shard of steady leaves is durable; from now on it can be referred to."""

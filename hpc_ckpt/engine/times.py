@@ -20,7 +20,7 @@ class SaveTimes:
 
     def add(self, *, stall_s: float, save_s: float) -> None:
         self._recent.append((stall_s, save_s))
-        self.save_s = max(save for _, save in self._recent)
+        self.save_s = max(save for _, save in list(self._recent))
         self._set_stall()
 
     def add_stolen(self, seconds: float) -> None:
@@ -29,5 +29,6 @@ class SaveTimes:
         self._set_stall()
 
     def _set_stall(self) -> None:
-        waited = max((stall for stall, _ in self._recent), default=0.0)
-        self.stall_s = waited + max(self._stolen, default=0.0)
+        # Copies: a save that was given up may end beside another one.
+        waited = max((stall for stall, _ in list(self._recent)), default=0.0)
+        self.stall_s = waited + max(list(self._stolen), default=0.0)

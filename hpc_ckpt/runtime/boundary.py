@@ -30,6 +30,9 @@ from .session import Session
 
 log = logging.getLogger("hpc_ckpt")
 
+LONGEST_FINAL_SAVE_S = 600.0
+SHORTEST_WAIT_S = 1.0
+
 
 @dataclass(frozen=True)
 class Place:
@@ -219,6 +222,11 @@ class Boundary:
         last_word = self._parts.triggers.last_word_at(around)
         return None if last_word is None else last_word - around.now_s
 
+    def _patience_s(self) -> float:
+        """For the final save. Without a known end somebody still wants to hear of it."""
+        left = self._seconds_left()
+        return LONGEST_FINAL_SAVE_S if left is None else max(left, SHORTEST_WAIT_S)
+
     # ── ending ────────────────────────────────────────────────────────────────────────────
     def end(self, place: Place, reason: str) -> None:
         """The final save, the outcome, the latch; then LinkEnded."""
@@ -226,7 +234,7 @@ class Boundary:
         parts.session.events.emit(Event.STOPPING, step=place.step, reason=reason)
         self._ending_now = True
         try:
-            parts.engine.wait()
+            parts.engine.settle(self._seconds_left())
             if parts.engine.fenced is None:
                 final = self.save(place, reason, urgent=True, within_s=self._seconds_left())
                 self._decide(final, reason)
@@ -240,7 +248,7 @@ class Boundary:
         """Whatever became of the final save, the link is over."""
         ending = self._parts.ending
         try:
-            saved = final.committed()
+            saved = final.committed(self._patience_s())
         except Fenced as error:
             ending.latch(_fenced(error))
             return
@@ -254,7 +262,7 @@ class Boundary:
         """End without a save where the newest checkpoint is of this very step."""
         parts = self._parts
         if parts.engine.snapshot_step == place.step:
-            parts.engine.wait()
+            parts.engine.settle(self._seconds_left())
         newest = parts.engine.newest
         if newest is None or newest.step != place.step or parts.engine.fenced is not None:
             return False
@@ -279,7 +287,7 @@ class Boundary:
         """The last checkpoint and DONE; raises what keeps them from being written."""
         parts = self._parts
         try:
-            parts.engine.wait()
+            parts.engine.settle()
             if parts.engine.fenced is not None:
                 raise parts.engine.fenced
             saved = self.save(place, "complete", urgent=True).committed()

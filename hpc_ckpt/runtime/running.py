@@ -165,6 +165,7 @@ class Running:
 
     def _restore(self) -> Origin | None:
         began = time.monotonic()
+        self.session.stack.recover()
         with uncollected():
             found = restore.newest(self.session.stack, self._put_back)
         skipped = [str(one) for one in found.skipped]

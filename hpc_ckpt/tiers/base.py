@@ -50,9 +50,16 @@ class Staging(Protocol):
         """Instead of writing it again: a shard that an older checkpoint of this tier holds.
         Raises OSError if it is not there."""
 
-    def commit(self, manifest: Manifest, guard: Callable[[], None]) -> Committed:
-        """Called once, last. `guard` runs right before the checkpoint becomes visible, and
-        raises to stop it. When this returns, a crash of the node can no longer lose it."""
+    def commit(
+        self,
+        manifest: Manifest,
+        guard: Callable[[], None],
+        elsewhere: Manifest | None = None,
+    ) -> Committed:
+        """Called once, last. `elsewhere` has the same generation and step in another tier: the
+        same state gets its name, another one the next revision. `guard` runs right before the
+        checkpoint becomes visible, and raises to stop it. When this returns, a crash of the node
+        can no longer lose it."""
 
     def adopt(self, record: ShardRecord, chunks: Iterable[memoryview]) -> None:
         """In a drain, once per file that this checkpoint holds itself: write a shard whose
@@ -101,6 +108,10 @@ class Tier(Protocol):
     def remove(self, key: CheckpointKey) -> bool:
         """When this returns no reader sees it; that it had already gone is fine.
         False: another checkpoint refers to it, so it stays."""
+
+    def recover(self) -> None:
+        """Before anything is read by whoever has the lease: what a killed writer was about to
+        replace gets its name back."""
 
     def sweep(self, generation: int) -> None:
         """Delete what killed writers up to this generation left behind. Called only after a

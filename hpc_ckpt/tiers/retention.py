@@ -8,7 +8,7 @@ commit, with the checkpoint it knows to be good.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import CheckpointError, CorruptCheckpoint
@@ -34,15 +34,17 @@ def surplus(
     *,
     own_generation: int,
     newest_verified: CheckpointKey,
+    known_broken: Collection[CheckpointKey] = (),
 ) -> list[CheckpointKey]:
     """The checkpoints nothing asks to keep, oldest first.
 
     Kept whatever `keep` says: pins, the newest verified checkpoint and everything newer, every
     generation above our own, and whatever holds shards of something that stays. What lies above
     the newest verified one may be broken, so it counts neither among the newest N nor as the
-    best.
+    best; what is known to be broken counts no more than that.
     """
-    counted = [entry for entry in entries if entry.key <= newest_verified]
+    below = [entry for entry in entries if entry.key <= newest_verified]
+    counted = [entry for entry in below if entry.key not in known_broken]
     candidates = sorted(entry.key for entry in counted)
     kept = set(candidates[-keep.last :]) | {newest_verified}
     kept |= {entry.key for entry in entries if entry.pinned}
@@ -50,7 +52,11 @@ def surplus(
         kept |= {key for key in candidates if key.step % keep.every == 0}
     if keep.best is not None:
         kept |= _best(counted, keep.best)
-    unwanted = {key for key in candidates if key not in kept and key.generation <= own_generation}
+    unwanted = {
+        entry.key
+        for entry in below
+        if entry.key not in kept and entry.key.generation <= own_generation
+    }
     return sorted(unwanted - _needed(entries, unwanted))
 
 
@@ -84,18 +90,29 @@ def retain(
     generation: int,
     newest_verified: CheckpointKey,
     guard: Callable[[], None],
+    known_broken: Collection[CheckpointKey] = (),
+    before: Callable[[Sequence[CheckpointKey]], None] = lambda surplus: None,
 ) -> list[CheckpointKey]:
     """Remove what is surplus and say what went; called only after a commit.
 
-    `guard` is asked before each removal and raises when a newer generation has taken over. If
-    the newest verified checkpoint is not in this tier, nothing is removed.
+    `guard` is asked before each removal and raises when a newer generation has taken over;
+    `before` sees the whole list first and may raise. If the newest verified checkpoint is not in
+    this tier, nothing is removed.
     """
     keys = tier.keys()
     if newest_verified not in keys:
         return []
     entries = [_entry(tier, key) for key in keys]
+    unwanted = surplus(
+        entries,
+        keep,
+        own_generation=generation,
+        newest_verified=newest_verified,
+        known_broken=known_broken,
+    )
+    before(unwanted)
     removed = []
-    for key in surplus(entries, keep, own_generation=generation, newest_verified=newest_verified):
+    for key in unwanted:
         guard()
         if tier.pinned(key):  # pinned since the list was made
             continue

@@ -12,6 +12,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import SpecError
@@ -23,6 +24,9 @@ from .wishes import HOME, Survives, TierWish
 log = logging.getLogger("hpc_ckpt")
 
 RECENT_RATES = 8
+UNMEASURED_RATE = 50e6
+UNMEASURED_S = 5.0
+"""Bytes a second, and a start: what a slow shared file system does on a bad day."""
 
 _CHAIN = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -116,6 +120,12 @@ class Stack:
             log.warning("tier %s passed over: %s", tier.name, error)
             return []
 
+    def recover(self) -> None:
+        """Before anything is read; a tier that does not answer is told by whoever reads it."""
+        for tier in self.tiers:
+            with suppress(OSError):
+                tier.recover()
+
     # ── measuring and choosing ────────────────────────────────────────────────────────────
     def note(self, tier: Tier, nbytes: int, seconds: float) -> None:
         """A commit of so many bytes took so long there."""
@@ -132,16 +142,16 @@ class Stack:
     def choose(self, nbytes: int, seconds_left: float | None) -> Tier:
         """The tier for a final save that must be durable in `seconds_left`; None: no deadline.
 
-        The home where that is in time. Where it is not known to be: the lowest other tier that
-        is, what outlives the job before what does not, and in the end the fastest. What lies
-        elsewhere is drained to the home later.
+        The home where that is in time. Where it is not: the lowest other tier that is, what
+        outlives the job before what does not, and in the end the fastest. What lies elsewhere is
+        drained to the home later. A home that nobody has measured yet is taken for a slow one.
         """
         if seconds_left is None:
             return self.home
         expected = {tier.name: self.expected_s(tier, nbytes) for tier in self.tiers}
-        if expected[self.home.name] is None:
-            return self.first
         measured = {name: needed for name, needed in expected.items() if needed is not None}
+        measured.setdefault(self.home.name, UNMEASURED_S + nbytes / UNMEASURED_RATE)
+        measured.setdefault(self.first.name, 0.0)
         if measured[self.home.name] <= seconds_left:
             return self.home
         fitting = [t for t in self.tiers if measured.get(t.name, seconds_left + 1) <= seconds_left]

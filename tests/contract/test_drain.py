@@ -22,10 +22,11 @@ from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey
 from hpc_ckpt.settings import Keep
 from hpc_ckpt.testing import FaultyTier, PlainLeaf, image_of, make_checkpoint, plain_manifest
 from hpc_ckpt.tiers.base import Committed, Tier
-from hpc_ckpt.tiers.directory import DirectoryStaging, DirectoryTier
+from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.drain import LAG, NICE, Drainer, drain
 from hpc_ckpt.tiers.retention import retain
 from hpc_ckpt.tiers.stack import Stack
+from hpc_ckpt.tiers.staging import DirectoryStaging
 from hpc_ckpt.tiers.writing import Pace
 
 KEY = CheckpointKey(1, 10)

@@ -3,8 +3,8 @@
 drain_child.py ROOT POINT NTH     dies at the NTH time POINT is reached
 drain_child.py ROOT               runs to its end and prints every point it reached
 
-ROOT/fast has the checkpoints 1 to 4, of which 4 uses a shard of 3. ROOT/run has 1 and 2, a
-damaged 3, and what an earlier death left there.
+ROOT/fast has the checkpoints 1 to 5, of which 4 and 5 use shards of 3. ROOT/run has 1, 2 and 4, a 3
+that is damaged where 5 needs it and intact where 4 does, and what an earlier death left there.
 """
 
 # SPDX-License-Identifier: MIT
@@ -17,6 +17,7 @@ from pathlib import Path
 from hpc_ckpt import fsio
 from hpc_ckpt.events import EventLog
 from hpc_ckpt.format.image import lay_out
+from hpc_ckpt.format.manifest import ShardRecord
 from hpc_ckpt.rundir import CheckpointKey
 from hpc_ckpt.settings import Keep
 from hpc_ckpt.testing import PlainLeaf, image_of, kill_at, make_checkpoint, plain_manifest
@@ -34,7 +35,7 @@ def key(step: int) -> CheckpointKey:
 
 
 def leaves(step: int) -> list[PlainLeaf]:
-    return [PlainLeaf(f"layer.{n}.{step}", bytes([step, n]) * 300) for n in range(40)]
+    return [PlainLeaf(f"layer.{n}.{step}", bytes([step, n]) * 300) for n in range(90)]
 
 
 def tiers(root: Path) -> tuple[DirectoryTier, DirectoryTier]:
@@ -51,13 +52,10 @@ def pass_guard() -> None:
 def prepare(source: DirectoryTier, target: DirectoryTier) -> None:
     for step in (1, 2, 3):
         make_checkpoint(source, key(step), leaves(step), header_cap=4096)
-    held = replace(source.manifest(key(3)).shards[0], holder=key(3).directory_name)
-    with source.stage(key(4)) as staging:
-        (layout,) = lay_out(leaves(4))
-        shard = staging.write_shard(layout, image_of(layout, leaves(4)))
-        staging.refer(held)
-        staging.commit(plain_manifest(key(4), [shard, held]), pass_guard)
-    for step in (1, 2, 3):
+    damaged, intact = source.manifest(key(3)).shards[:2]
+    refer(source, 4, replace(intact, holder=key(3).directory_name))
+    refer(source, 5, replace(damaged, holder=key(3).directory_name))
+    for step in (1, 2, 3, 4):
         drain(source, target, key(step), pass_guard)
     shard_file = target.path_of(key(3)) / source.manifest(key(3)).shards[0].file
     data = bytearray(shard_file.read_bytes())
@@ -65,6 +63,15 @@ def prepare(source: DirectoryTier, target: DirectoryTier) -> None:
     shard_file.write_bytes(data)
     abandoned = target.stage(key(3)).__enter__()
     (abandoned.path / "rank-00000.safetensors").write_bytes(b"half")
+
+
+def refer(tier: DirectoryTier, step: int, held: ShardRecord) -> None:
+    """A checkpoint with one shard of its own and one of another's."""
+    with tier.stage(key(step)) as staging:
+        (layout,) = lay_out(leaves(step), first_part=7)
+        shard = staging.write_shard(layout, image_of(layout, leaves(step)))
+        staging.refer(held)
+        staging.commit(plain_manifest(key(step), [shard, held]), pass_guard)
 
 
 def main(root: Path) -> None:
@@ -82,7 +89,7 @@ def main(root: Path) -> None:
 
     events = EventLog(root / "events.jsonl")
     drainer = Drainer(Stack([source, target]), guard=pass_guard, events=events, after=tidy)
-    drainer.order(key(4), source)
+    drainer.order(key(5), source)
     drained = drainer.close(60)
     print("\n".join(seen) if drained else "not drained")
 

@@ -23,9 +23,11 @@ CHILD = Path(__file__).with_name("drain_child.py")
 POINTS = tuple(
     point
     for point in fsio.KILL_POINTS
-    if point.startswith(("stage.", "drain.", "manifest.", "commit.", "remove.", "sweep."))
+    if point.startswith(
+        ("stage.", "drain.", "manifest.", "commit.", "replace.", "remove.", "sweep.")
+    )
 )
-NEWEST, HOLDER = CheckpointKey(1, 4), CheckpointKey(1, 3)
+NEWEST, DEPENDENT, HOLDER = (CheckpointKey(1, step) for step in (5, 4, 3))
 
 
 def run_child(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +67,8 @@ def test_a_death_in_a_drain_loses_and_spreads_nothing(
         assert died.returncode == -signal.SIGKILL, died.stderr
         source = DirectoryTier(root / "fast", name="local", chunk=8192)
         target = DirectoryTier(root / "run", name="root", chunk=8192)
-        assert [[]] * 4 == [source.verify(key) for key in keys(source)]
+        assert [[]] * 5 == [source.verify(key) for key in keys(source)]
+        target.recover()
         check_target(source, target)
         assert (NEWEST, source) == next(Stack([source, target]).newest_first())
         check_next_run_ends_the_job(source, target)
@@ -80,6 +83,7 @@ def check_target(source: DirectoryTier, target: DirectoryTier) -> None:
     visible = keys(target)
     broken = [key for key in visible if target.verify(key)]
     assert set(broken) <= {HOLDER}
+    assert DEPENDENT in visible
     if NEWEST in visible:
         assert [] == broken
         assert HOLDER in visible
@@ -98,7 +102,7 @@ def check_next_run_ends_the_job(source: DirectoryTier, target: DirectoryTier) ->
     drain(source, target, NEWEST, lambda: None)
     retain(target, Keep(last=2), generation=2, newest_verified=NEWEST, guard=lambda: None)
     target.sweep(2)
-    names = [HOLDER.directory_name, NEWEST.directory_name]
+    names = [key.directory_name for key in (HOLDER, DEPENDENT, NEWEST)]
     assert names == sorted(fsio.names_in(target.path))
-    assert [[], []] == [target.verify(key) for key in keys(target)]
-    assert bytes(target.open(NEWEST).leaf("layer.7.4")) == bytes([4, 7]) * 300
+    assert [[], [], []] == [target.verify(key) for key in keys(target)]
+    assert bytes(target.open(NEWEST).leaf("layer.7.5")) == bytes([5, 7]) * 300

@@ -24,7 +24,7 @@ from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.format.defects import Defect, DefectKind
 from hpc_ckpt.rundir import Done, Outcome, Result, RunDir
 from hpc_ckpt.testing import FaultyTier
-from hpc_ckpt.tiers.directory import DirectoryStaging
+from hpc_ckpt.tiers.staging import DirectoryStaging
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -240,7 +240,7 @@ def test_a_save_that_hangs_is_said_once(
     rundir: RunDir, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One event and one warning, however long it lasts; training goes on."""
-    monkeypatch.setattr("hpc_ckpt.engine.engine.STUCK_S", 0.1)
+    monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.1)
     with Checkpointer(rundir.root, policy="every 1000 steps", w=torch.ones(2)) as ckpt:
         ckpt.step()
         pending = ckpt.save()
@@ -258,7 +258,7 @@ def test_a_tier_that_hangs_is_avoided(
     rundir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run directory is well: the next save goes there, and the final one, too."""
-    monkeypatch.setattr("hpc_ckpt.engine.engine.STUCK_S", 0.1)
+    monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.1)
     opened, real = threading.Event(), DirectoryStaging.write_shard
 
     def hanging(self: Any, *arguments: Any) -> Any:
@@ -316,7 +316,7 @@ def test_a_second_buffer_that_cannot_be_had_hurts_nothing(
         monkeypatch.setattr(Camera, "grow", refused)
         engine = ckpt._entered().engine
         engine.make_room()
-        assert engine._urgent.wait(5)
+        assert engine._under_way._urgent.wait(5)
         ckpt.step()
         ckpt.save(wait=True)
     assert 2 <= len(rundir.committed())

@@ -145,8 +145,10 @@ def test_a_commit_of_nothing_says_nothing_about_the_rate(tmp_path: Path) -> None
     [
         ({}, None, "root"),
         ({"root": 99}, None, "root"),
-        ({}, 60, "local"),
-        ({"local": 1, "shared": 1}, 60, "local"),
+        ({}, 60, "root"),
+        ({}, 20, "local"),
+        ({"local": 1, "shared": 1}, 60, "root"),
+        ({"local": 1, "shared": 1}, 20, "shared"),
         ({"local": 1, "shared": 5, "root": 60}, 60, "root"),
         ({"local": 1, "shared": 5, "root": 61}, 60, "shared"),
         ({"local": 1, "shared": 61, "root": 61}, 60, "local"),

@@ -1,0 +1,210 @@
+"""Storage on a bad day: names over several tiers, damaged holders, retention, hanging saves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hpc_ckpt
+from hpc_ckpt import Checkpointer, events, fsio
+from hpc_ckpt.rundir import RunDir
+from hpc_ckpt.tiers.directory import DirectoryTier
+from hpc_ckpt.tiers.staging import DirectoryStaging
+
+NEVER = "every 1000000 steps"
+
+
+class _Out(Exception):
+    """Leaves a block without a final checkpoint."""
+
+
+@contextmanager
+def killed(*arguments: Any, **more: Any) -> Iterator[Checkpointer]:
+    with suppress(_Out), Checkpointer(*arguments, policy=NEVER, **more) as ckpt:
+        yield ckpt
+        ckpt._entered().engine.wait(20)
+        raise _Out
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def recorded(root: Path, name: str) -> list[dict[str, Any]]:
+    every = (record for path in (root / "events").iterdir() for record in events.read(path))
+    return [record for record in every if record["event"] == name]
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def valid(root: Path) -> dict[str, bool]:
+    tier = DirectoryTier(root / "checkpoints")
+    keys = tier.keys()
+    return {key.directory_name: not tier.verify(key) for key in keys}
+
+
+def test_two_states_of_one_step_never_have_one_name_in_two_tiers(
+    root: Path, tmp_path: Path
+) -> None:
+    """The first is in the fast tier and on its way down when the second goes to the home."""
+    go, w = threading.Event(), torch.zeros(1000)
+    before = fsio.observe(lambda point: go.wait(20) if point == "drain.opened" else None)
+    try:
+        with killed(root, tiers=[str(tmp_path / "fast")], w=w) as ckpt:
+            w.fill_(1)
+            ckpt.step()
+            ckpt.save().wait()
+            w.fill_(2)
+            ckpt.save(wait=True)
+            go.set()
+            assert ckpt._entered().engine._drainer.wait(20)
+    finally:
+        go.set()
+        fsio.observe(before)
+    assert [] == recorded(root, "drain.failed")
+    again = torch.zeros(1000)
+    with killed(root, tiers=[str(tmp_path / "fast")], w=again):
+        assert 2.0 == again[0].item()
+    assert 2.0 == hpc_ckpt.load(hpc_ckpt.latest(root))["tracked"]["w"][0].item()
+
+
+class HalfFrozen(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Parameter(torch.ones(100_000), requires_grad=False)
+        self.w = torch.nn.Parameter(torch.zeros(1000))
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_a_damaged_holder_is_found_and_its_bytes_are_written_again(root: Path, keep: int) -> None:
+    """They were in memory all the time: the damage costs one save, not the chain."""
+    model = HalfFrozen()
+    optimizer = torch.optim.SGD([model.w], lr=0.1)
+    with killed(root, keep=keep, model=model, optimizer=optimizer) as ckpt:
+        for number in range(8):
+            model.w.grad = torch.ones(1000)
+            optimizer.step()
+            ckpt.step()
+            ckpt.save(wait=True)
+            ckpt._entered().engine.wait(20)
+            if number == 2:
+                (held,) = (root / "checkpoints").glob("*/rank-00000.1.safetensors")
+                flip(held, 9000)
+    assert recorded(root, "holder.damaged")
+    found = valid(root)
+    assert found[max(found)]
+    with killed(root, model=HalfFrozen(), optimizer=optimizer) as ckpt:
+        assert ckpt.restored is not None and 8 == ckpt.restored.step
+
+
+@pytest.mark.parametrize("broken", [1, 2])
+def test_what_was_restored_is_not_removed_in_favour_of_what_is_broken(
+    root: Path, broken: int
+) -> None:
+    """Broken ones do not count among those to keep, and the one that was read stays a while."""
+    w, keep = torch.zeros(1000), 1 + broken
+    with killed(root, keep=keep, w=w) as ckpt:
+        for _ in range(4):
+            w.add_(1)
+            ckpt.step()
+            ckpt.save(wait=True)
+    for name in sorted(valid(root))[-broken:]:
+        flip(root / "checkpoints" / name / "rank-00000.safetensors", -1)
+    with killed(root, keep=keep, w=w) as ckpt:
+        restored = ckpt.restored
+        assert restored is not None and 4 - broken == restored.step
+        w.add_(1)
+        ckpt.step()
+        ckpt.save(wait=True)
+    assert valid(root)[restored.path.name]
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Every write into the tier below `fast` hangs until the event is set."""
+    opened, real = threading.Event(), DirectoryStaging.write_shard
+
+    def write(self: Any, *arguments: Any) -> Any:
+        if "fast" in self.path.parts:
+            opened.wait(60)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(DirectoryStaging, "write_shard", write)
+    yield opened
+    opened.set()
+
+
+def test_a_final_save_does_not_wait_for_one_that_hangs_elsewhere(
+    root: Path, tmp_path: Path, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notice comes while the fast tier hangs: the home gets the final save all the same."""
+    monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.5)
+    tiers = [str(tmp_path / "fast")]
+    began = time.monotonic()
+    with (
+        pytest.raises(SystemExit),
+        Checkpointer(root, policy=NEVER, tiers=tiers, w=torch.ones(2)) as ckpt,
+    ):
+        ckpt.step()
+        ckpt.save()
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(200):
+            time.sleep(0.01)
+            ckpt.step()
+    assert time.monotonic() - began < 20
+    assert [key.step for key in RunDir(root).committed()] >= [2]
+
+
+def test_a_save_that_was_given_up_says_nothing_of_the_next(
+    root: Path, tmp_path: Path, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its age would grow for hours, and the link would end hours early."""
+    monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.1)
+    with killed(root, tiers=[str(tmp_path / "fast")], w=torch.ones(2)) as ckpt:
+        ckpt.step()
+        ckpt.save()
+        time.sleep(0.3)
+        with pytest.warns(RuntimeWarning, match="hangs in tier"):
+            ckpt.step()
+        ckpt.save(wait=True)
+        engine = ckpt._entered().engine
+        first = engine.save_s()
+        time.sleep(0.5)
+        assert first == engine.save_s()
+        hanging.set()
+
+
+@pytest.mark.filterwarnings("ignore:a checkpoint could not be saved")
+def test_no_thread_for_a_save_is_a_failed_save(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """step() goes on, the buffer is free again, and the next save is made."""
+    real, left = threading.Thread.start, ["hpc-ckpt-persist"]
+
+    def start(self: threading.Thread) -> None:
+        if self.name in left:
+            left.remove(self.name)
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with Checkpointer(root, policy="every 1 steps", w=torch.ones(2)) as ckpt:
+        for _ in range(5):
+            ckpt.step()
+            time.sleep(0.05)
+        assert ckpt._entered().engine.wait(10)
+    assert 1 == len(recorded(root, "save.failed"))
+    assert RunDir(root).committed()
