@@ -30,7 +30,7 @@ _DUE_TO = {
     "JOB REQUEUE": Cause.REQUEUED,
 }
 _OUT_OF_MEMORY = re.compile(
-    r"oom[-_ ]?kill|OutOfMemoryError|out of memory|\bMemoryError\b|std::bad_alloc"
+    r"\boom[-_ ]?kill|OutOfMemoryError|out of memory|\bMemoryError\b|std::bad_alloc"
     r"|Cannot allocate memory|OOM Killed",
     re.IGNORECASE,
 )

@@ -29,7 +29,7 @@ def freeze(kind: PinCode, cwd: Path, target: Path) -> Path:
 
 def _from_commit(cwd: Path, target: Path) -> Path:
     top = ask_git(cwd, "rev-parse", "--show-toplevel")
-    archive = ask_git(cwd, "archive", "--format=tar", "HEAD:./")
+    archive = ask_git(cwd, "archive", "--format=tar", "HEAD")
     if top is None or archive is None:
         raise SpecError(f"pin.code: {cwd} is no git repository with a commit; write copy")
     if ask_git(cwd, "status", "--porcelain", "--untracked-files=no", "--", "."):
@@ -50,7 +50,9 @@ def _files_of(cwd: Path, target: Path) -> list[Path]:
         found: Iterable[Path] = (cwd / name for name in names)
     else:
         found = _visible(cwd)
-    return [path for path in found if path.is_file() and not path.is_relative_to(target.parent)]
+    root = target.parent
+    own = root if root != cwd and root.is_relative_to(cwd) else target
+    return [path for path in found if path.is_file() and not path.is_relative_to(own)]
 
 
 def _visible(cwd: Path) -> Iterable[Path]:

@@ -75,7 +75,7 @@ class Plan:
             *([f"members   {len(self.members)}, each a chain of its own"] if self.members else []),
             f"links     at most {self.links} of {format_duration(self.link_s)} each, one at a time"
             f" ({format_duration(self.links * self.link_s)} in all)",
-            *([f"strategy  {self.strategy.value}"] if self.backend is Backend.SLURM else []),
+            *([] if self.strategy is Strategy.ARRAY else [f"strategy  {self.strategy.value}"]),
             *([f"work      {format_duration(self.total_s)} asked for"] if self.total_s else []),
             f"level     {LEVEL}",
             f"policy    {self.policy}",

@@ -97,7 +97,7 @@ def test_no_progress_twice_among_those_that_tell(past: Past) -> None:
 
 def test_hours(past: Past) -> None:
     ends = [("time limit", True)] * 3
-    assert "the budget of 0.05 hours is spent (3min)" == verdict(past(*ends, max_hours=0.05))
+    assert "the budget of 0.05 hours is spent (3m)" == verdict(past(*ends, max_hours=0.05))
 
 
 def test_gpu_hours_count_every_gpu(past: Past) -> None:

@@ -358,7 +358,7 @@ def test_other_strategies_are_no_array(strategy: str) -> None:
         ({}, {"members": {"x": [1]}, "chain": {"strategy": "array"}}, "by requeue or resubmit"),
         ({"limits": {"max_array": 3}}, {"members": {"x": [1, 2, 3]}}, "3 are more than this site"),
         ({}, {"chain": {"min_time": "9h"}}, "chain.min_time: more than a link may take"),
-        ({}, {"chain": {"min_time": "2 min"}}, "chain.min_time: 2min is too short"),
+        ({}, {"chain": {"min_time": "2 min"}}, "chain.min_time: 2m is too short"),
     ],
 )
 def test_what_a_site_cannot_do_is_refused(

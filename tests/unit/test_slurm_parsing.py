@@ -53,7 +53,10 @@ def test_a_record_is_read_field_by_field() -> None:
 )
 def test_the_cause_is_read_from_the_record(changes: dict[str, str], cause: Cause | None) -> None:
     """As seen on a real cluster at the moment TERM arrives."""
-    assert JobRecord(1794804311.0, cause) == slurm.job_record(edited(**changes), 0)
+    found = slurm.job_record(edited(**changes), 0)
+    assert (1794804311.0, cause) == (found.end, found.cause)
+    assert ("COMPLETING" in changes.get("JobState", "")) == found.ending
+    assert found.said.startswith("scontrol: JobState=")
 
 
 @pytest.mark.parametrize("text", ["Unknown", "N/A", "None", "2026-11-16T04:00:00", None])
