@@ -46,6 +46,9 @@ _STATES = {
 }
 
 
+_VAGUE = frozenset({Cause.REQUEUED, Cause.CANCELLED})
+
+
 class Finding(NamedTuple):
     """One thing somebody said, and what it means; None: nothing by itself."""
 
@@ -89,8 +92,13 @@ def out_of_memory(text: str) -> Finding | None:
 
 
 def strongest(findings: Iterable[Finding]) -> Cause | None:
-    """The first cause that somebody named."""
-    return next((finding.cause for finding in findings if finding.cause is not None), None)
+    """The first cause that somebody named; what may stand for others only if there is no other.
+
+    Without a grace, scontrol calls a preemption a requeue, and slurmstepd what it is.
+    """
+    named = [finding.cause for finding in findings if finding.cause is not None]
+    certain = [cause for cause in named if cause not in _VAGUE]
+    return next(iter([*certain, *named]), None)
 
 
 def tail(path: Path, begin: int = 0) -> str:

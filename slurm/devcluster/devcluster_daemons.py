@@ -136,6 +136,8 @@ class DevCluster:
                 )
             self._end_jobs()
             self._revive_nodes()
+            if time.monotonic() > deadline - within_s / 2:
+                self._shake_loose()
             time.sleep(POLL_S)
 
     def _is_at_rest(self) -> bool:
@@ -148,6 +150,13 @@ class DevCluster:
             self.run("scancel", *jobs, check=False)
             # A job that ignores TERM would live for KillWait more.
             self.run("scancel", "--quiet", "--full", "--signal=KILL", *jobs, check=False)
+
+    def _shake_loose(self) -> None:
+        """A job that ended while the controller was away is completing until that asks again."""
+        for name, state in self.node_states().items():
+            if state.startswith("completing"):
+                node = f"nodename={name}"
+                self.run("scontrol", "update", node, "state=down", "reason=reset", check=False)
 
     def _revive_nodes(self) -> None:
         alive = {m.node for m in procs.members(self.layout) if m.name == "slurmd"}
