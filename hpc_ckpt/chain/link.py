@@ -174,8 +174,8 @@ class LinkRunner:
             code = self._wait_for(child)
         finally:
             _kill_group(child)  # does nothing once it has ended; never leaves it behind
-        if self._terminated:
-            self._clock.look_again()
+        if self._terminated or self._rundir.notice(self._generation) is not None:
+            self._clock.look_again()  # it may have left sooner than anybody asked
         verdict = judge(self._rundir, self._generation, code, self._clock.seen, logs)
         return self._finish(verdict, code)
 
