@@ -95,12 +95,15 @@ class SlurmBackend:
         The shim, and nothing else, hears the scheduler's signals and turns them into the
         notice file. --kill-on-bad-exit=0: a site default of 1 would kill ranks that are still
         saving. --cpus-per-task: srun no longer inherits it from sbatch since Slurm 22.05.
+        --overlap and --mem=0: an srun inside the command finds the whole allocation free.
         """
         cpus = [f"--cpus-per-task={self.cpus}"] if self.cpus else []
         escaped = str(log).replace("%", "%%")
         return [
             "srun",
             "--ntasks=1",
+            "--overlap",
+            "--mem=0",
             "--kill-on-bad-exit=0",
             "--unbuffered",
             "--open-mode=append",

@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from .. import resources
 from ..rundir import RunDir
 from .orders import Orders
 
 ENV_RUN_ID = "HPC_CKPT_RUN_ID"
 ENV_MEMBER = "HPC_CKPT_MEMBER"
 ENV_FORWARD = "HPC_CKPT_FORWARD"
+ENV_SHIM = "HPC_CKPT_SHIM"
+"""For an srun inside the command: its tasks hear the scheduler's signals themselves."""
 MLFLOW_RUN_FILE = "mlflow-run-id"
 """MLflow's server makes run ids itself: a program that writes its own here keeps it."""
 
@@ -23,6 +26,7 @@ def environment(
     found = {**_logger_ids(rundir, orders), **given, **orders.environment}
     found.update(rundir.environment(generation, backend))
     found[ENV_RUN_ID] = run_id(orders)
+    found[ENV_SHIM] = str(resources.find("templates/shim.sh"))
     if orders.threads:
         # Another thread count gives other sums: the same for every link of the chain.
         found.setdefault("OMP_NUM_THREADS", str(orders.threads))

@@ -26,12 +26,17 @@ def launched(launcher: str, program: list[str]) -> list[str]:
     python = sys.executable
     before = {
         "plain": [python],
-        "srun": ["srun", "--overlap", "--ntasks=1", python],
+        "srun": ["srun", "--ntasks=1", python],
         "torchrun": [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"],
-        "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "1", python],
+        # On one node: its daemons on others would be steps of their own, and die of TERM.
+        "mpirun": ["mpirun", "--mca", "plm", "isolated", "--mca", "ras", "^slurm",
+                   "--allow-run-as-root", "--oversubscribe", "-np", "1", python],
         "accelerate": [python, "-m", "accelerate.commands.launch", "--num_processes=1",
                        "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--cpu"],
     }  # fmt: skip
+    if launcher == "srun with shim":
+        inner = shlex.join([python, *program])
+        return ["bash", "-c", f'exec srun --ntasks=1 bash "$HPC_CKPT_SHIM" {inner}']
     if launcher == "bash":
         return ["bash", "-c", f"echo begin; {shlex.join([python, *program])}; exit $?"]
     return [*before[launcher], *program]
@@ -59,7 +64,7 @@ def log_of(chain: SubmittedChain, number: int) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize("launcher", ["plain", "bash", "srun", "mpirun"])
+@pytest.mark.parametrize("launcher", ["plain", "bash", "srun with shim", "mpirun"])
 def test_the_notice_reaches_a_program_behind_a_launcher(
     idle_cluster: DevCluster, tmp_path: Path, launcher: str
 ) -> None:
@@ -68,11 +73,12 @@ def test_the_notice_reaches_a_program_behind_a_launcher(
     assert "told by notice" in interrupt_and_finish(idle_cluster, tmp_path, words, {})
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
-def test_the_notice_reaches_a_training_behind_a_launcher_that_eats_exit_codes(
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "srun"])
+def test_the_notice_reaches_a_training_behind_a_launcher_that_does_more(
     idle_cluster: DevCluster, tmp_path: Path, launcher: str
 ) -> None:
-    """They turn 75 into 1; the outcome file says what happened."""
+    """Two turn 75 into 1: the outcome file says what happened. Behind srun the training hears
+    TERM itself, and takes it for a notice."""
     words = launched(launcher, [str(PROGRAM), "6", "0.05"])
     chain = submit_chain(idle_cluster, tmp_path, spec={"command": words})
     chain.wait_for_steps(1, 25)
@@ -88,7 +94,7 @@ def test_the_notice_reaches_a_training_behind_a_launcher_that_eats_exit_codes(
     [
         ("plain", "command"),
         ("bash", "command"),
-        ("srun", "command"),
+        ("srun with shim", "command"),
         ("mpirun", "command"),
         ("torchrun", "workers"),
     ],
