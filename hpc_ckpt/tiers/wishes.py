@@ -23,7 +23,7 @@ from ..units import parse_size
 
 HOME = "root"
 """The name of the run directory's own tier, which every stack has."""
-STORAGE_KEYS = ("path", "survives", "quota")
+STORAGE_KEYS = ("path", "survives", "quota", "purge")
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^{}]*))?\})", re.ASCII)

@@ -68,8 +68,8 @@ def test_no_gpus_differs_from_unknown_gpus() -> None:
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"chain": {"strategy": "afterany"}},
-         "'afterany' is not available in this version; write array"),
+        ({"tools": {"dmtcp": {}}}, "write either module or path"),
+        ({"tools": {"criu": {"module": "criu", "path": "/x"}}}, "write either module or path"),
         ({"directives": {"extra": ["constraint=ib"]}},
          "'constraint=ib' must begin with '--', as in --constraint=ib"),
         ({"directives": {"extra": ["--comment=a\nb"]}},
@@ -94,9 +94,10 @@ def test_a_directive_that_is_never_written_cannot_be_skipped() -> None:
 def test_storage_is_kept_as_it_was_written() -> None:
     """Paths get their values on the node, sizes stay text."""
     local = {"path": "$TMPDIR", "survives": "process"}
-    shared = {"path": "/scratch/$USER/x", "survives": "node", "quota": "1T"}
+    shared = {"path": "/scratch/$USER/x", "survives": "node", "quota": "1T", "purge": "30d"}
     dumped = profile(storage={"local": local, "shared": shared}).model_dump(mode="json")
-    assert {"local": {**local, "quota": None}, "shared": shared} == dumped["storage"]
+    nothing = {"quota": None, "purge": None}
+    assert {"local": {**local, **nothing}, "shared": shared} == dumped["storage"]
 
 
 @pytest.mark.parametrize("name", ["root", "a/b", "$x", "a b", "a,b", "-x"])
@@ -112,12 +113,6 @@ def test_a_quota_is_a_size_of_more_than_nothing(quota: str) -> None:
     assert refusal(storage=storage).startswith(("must be more than nothing", f"{quota!r} is not"))
 
 
-@pytest.mark.parametrize("key", ["failures", "tools"])
-def test_sections_that_are_not_built_are_refused(key: str) -> None:
-    """Never ignored."""
-    assert "Extra inputs are not permitted" == refusal(**{key: {}})
-
-
 @pytest.mark.parametrize("path", sorted(resources.folder("clusters").glob("*.yaml")), ids=str)
 def test_shipped_profiles_are_valid(path: Path, tmp_path: Path) -> None:
     """Each is read by its name, and is about the cluster it is named after."""
@@ -130,3 +125,31 @@ def test_the_shipped_local_profile_has_no_slurm(tmp_path: Path) -> None:
     """And needs no lead: the runner ends a link to the second."""
     loaded = load({"command": "x"}, cwd=tmp_path, environ={"XDG_CONFIG_HOME": str(tmp_path)})
     assert (Backend.LOCAL, "0s") == (loaded.profile.backend, loaded.profile.signal.lead)
+
+
+def shipped(name: str, folder: Path) -> Profile:
+    environ = {"XDG_CONFIG_HOME": str(folder)}
+    return load({"command": "x"}, profile=name, cwd=folder, environ=environ).profile
+
+
+def test_the_shipped_examples_say_what_they_are_for(tmp_path: Path) -> None:
+    """Kill and requeue without a notice beside grace without requeue; a preemptible QoS."""
+    mila = shipped("mila-like", tmp_path).partitions
+    modes = {name: one.preempt for name, one in mila.items() if one.preempt is not None}
+    assert {
+        "main": ("requeue", "0s"), "long": ("requeue", "0s"),
+        "main-grace": ("cancel", "120s"), "long-grace": ("cancel", "120s"),
+    } == {name: (one.mode.value, one.grace) for name, one in modes.items()}  # fmt: skip
+    nersc = shipped("nersc-like", tmp_path)
+    assert (("--qos=preempt",), "300s", None) == (
+        nersc.directives.extra, nersc.signal.lead, nersc.limits.max_submit,
+    )  # fmt: skip
+    explorer = shipped("explorer", tmp_path)
+    assert ("8h", {}) == (explorer.partitions["gpu"].max_time, explorer.storage)
+
+
+@pytest.mark.parametrize("name", ["mila-like", "nersc-like"])
+def test_examples_are_marked_as_examples(name: str) -> None:
+    """Nobody shall take them for a description of a real cluster."""
+    text = resources.find(f"clusters/{name}.yaml").read_text()
+    assert text.startswith("# AN EXAMPLE, not a description of a real system")
