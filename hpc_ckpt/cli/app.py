@@ -14,6 +14,7 @@ import typer
 
 from .. import __version__
 from ..errors import SpecError
+from . import site
 
 if TYPE_CHECKING:
     from ..chain.layers import Loaded
@@ -28,6 +29,8 @@ app = typer.Typer(
 )
 config = typer.Typer(no_args_is_help=True, help="What is set, and where it was set.")
 app.add_typer(config, name="config")
+app.add_typer(site.profile_verbs, name="profile")
+app.command("doctor")(site.doctor)
 
 SpecFile = Annotated[
     str | None, typer.Argument(metavar="SPEC", help="The YAML file; or a command after '--'.")

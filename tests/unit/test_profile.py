@@ -72,6 +72,7 @@ def test_no_gpus_differs_from_unknown_gpus() -> None:
          "Input should be 'array', 'requeue', 'afterany' or 'resubmit'"),
         ({"tools": {"dmtcp": {"module": "dmtcp", "path": "/opt/dmtcp"}}},
          "write either module or path"),
+        ({"tools": {"dmtcp": {}}}, "write either module or path"),
         ({"directives": {"extra": ["constraint=ib"]}},
          "'constraint=ib' must begin with '--', as in --constraint=ib"),
         ({"directives": {"extra": ["--comment=a\nb"]}},
@@ -126,3 +127,31 @@ def test_the_shipped_local_profile_has_no_slurm(tmp_path: Path) -> None:
     """And needs no lead: the runner ends a link to the second."""
     loaded = load({"command": "x"}, cwd=tmp_path, environ={"XDG_CONFIG_HOME": str(tmp_path)})
     assert (Backend.LOCAL, "0s") == (loaded.profile.backend, loaded.profile.signal.lead)
+
+
+def shipped(name: str, folder: Path) -> Profile:
+    environ = {"XDG_CONFIG_HOME": str(folder)}
+    return load({"command": "x"}, profile=name, cwd=folder, environ=environ).profile
+
+
+def test_the_shipped_examples_say_what_they_are_for(tmp_path: Path) -> None:
+    """Kill and requeue without a notice beside grace without requeue; a preemptible QoS."""
+    mila = shipped("mila-like", tmp_path).partitions
+    modes = {name: one.preempt for name, one in mila.items() if one.preempt is not None}
+    assert {
+        "main": ("requeue", "0s"), "long": ("requeue", "0s"),
+        "main-grace": ("cancel", "120s"), "long-grace": ("cancel", "120s"),
+    } == {name: (one.mode.value, one.grace) for name, one in modes.items()}  # fmt: skip
+    nersc = shipped("nersc-like", tmp_path)
+    assert (("--qos=preempt",), "300s", None) == (
+        nersc.directives.extra, nersc.signal.lead, nersc.limits.max_submit,
+    )  # fmt: skip
+    explorer = shipped("explorer", tmp_path)
+    assert ("8h", {}) == (explorer.partitions["gpu"].max_time, explorer.storage)
+
+
+@pytest.mark.parametrize("name", ["mila-like", "nersc-like"])
+def test_examples_are_marked_as_examples(name: str) -> None:
+    """Nobody shall take them for a description of a real cluster."""
+    text = resources.find(f"clusters/{name}.yaml").read_text()
+    assert text.startswith("# AN EXAMPLE, not a description of a real system")
