@@ -21,6 +21,7 @@ from .directives import Directive, directives
 from .members import member_name, unused
 from .profile import Backend, Partition, Profile, Sharing, Strategy
 from .spec import MOST_LINKS, Spec
+from .survey import ArrayLimits
 from .warnings import root_warnings
 
 DEFAULT_LINKS = 10
@@ -98,22 +99,15 @@ class Plan:
         return ", then ".join(steps) or "none: no environment was active at submission"
 
 
-@dataclass(frozen=True)
-class SiteLimits:
-    """What the live cluster allows; None: it did not say."""
-
-    max_array: int | None = None
-    max_submit: int | None = None
-
-
 def plan_chain(
     spec: Spec,
     profile: Profile,
     *,
     cwd: Path,
     activations: Sequence[Activation] = (),
-    limits: SiteLimits | None = None,
+    limits: ArrayLimits | None = None,
     home: str | None = None,
+    remarks: Sequence[str] = (),
 ) -> Plan:
     """The plan, or a SpecError that says what does not fit. `spec.root` must be absolute."""
     partitions = _partitions(spec, profile)
@@ -122,7 +116,9 @@ def plan_chain(
     slurm = profile.backend is Backend.SLURM
     strategy = _strategy(spec, profile) if slurm else Strategy.ARRAY
     if slurm:
-        links, more = _within_limits(links, strategy, spec, profile, limits or SiteLimits())
+        links, more = _within_limits(
+            links, strategy, spec, profile, limits or ArrayLimits(None, None)
+        )
         notes += more
     prologue = (profile.environment.prologue or "").strip("\n") or None
     array = _array(spec, strategy, links)
@@ -155,6 +151,7 @@ def plan_chain(
             *_partition_notes(spec, profile, partitions),
             *_member_notes(spec),
             *root_warnings(spec, profile, home=home),
+            *remarks,
         ),
     )
 
@@ -202,7 +199,7 @@ def _array(spec: Spec, strategy: Strategy, links: int) -> str | None:
 
 
 def _within_limits(
-    links: int, strategy: Strategy, spec: Spec, profile: Profile, live: SiteLimits
+    links: int, strategy: Strategy, spec: Spec, profile: Profile, live: ArrayLimits
 ) -> tuple[int, list[str]]:
     """As many as the site takes at once; the rest follows where the chain may extend itself."""
     indices = _tightest(profile.limits.max_array, live.max_array)

@@ -28,15 +28,17 @@ from ..units import format_duration
 from . import pinning, slurm
 from .activation import active
 from .claim import claimed_directory
+from .cluster import Survey
 from .command import check_command
 from .freeze import freeze
 from .layers import Loaded, load
 from .ledger import ChainStatus, State, read_status
 from .past import jobs_of
-from .plan import Plan, SiteLimits, plan_chain
+from .plan import Plan, plan_chain
 from .profile import Backend, Strategy
 from .record import chain_record
 from .render import render
+from .survey import limits, take_survey
 
 SCRIPT_NAME = "chain.sbatch"
 LOOK_EVERY_S = 2.0
@@ -116,23 +118,47 @@ def submit(spec: str | os.PathLike[str] | Mapping[str, Any], profile: str | None
     loaded = load(
         spec, profile=profile, live_cluster=slurm.cluster_name(), cwd=cwd, environ=os.environ
     )
-    plan = make_plan(loaded, cwd=cwd, environ=os.environ)
+    plan = make_plan(loaded, cwd=cwd, environ=os.environ, live=True)
     submit_loaded(loaded, plan, environ=os.environ)
     return Chain(plan.root)
 
 
-def make_plan(
-    loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], limits: SiteLimits | None = None
-) -> Plan:
-    """The plan of what was loaded, with the environment that is active here."""
+def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bool = False) -> Plan:
+    """The plan of what was loaded, with the environment that is active here.
+
+    `live`: within the limits of the cluster, which is asked for them.
+    """
+    found = _survey() if live and loaded.profile.backend is Backend.SLURM else None
+    spec, profile = loaded.spec, loaded.profile
     return plan_chain(
-        loaded.spec,
-        loaded.profile,
+        spec,
+        profile,
         cwd=cwd,
         activations=active(environ),
-        limits=limits,
+        limits=None
+        if found is None
+        else limits(found, profile, account=spec.account, qos=spec.qos),
         home=environ.get("HOME"),
+        remarks=() if found is None else _maintenance(found),
     )
+
+
+def _survey() -> Survey | None:
+    """None where the cluster does not answer: that is said when the chain is submitted."""
+    try:
+        return take_survey()
+    except SchedulerError:
+        return None
+
+
+def _maintenance(found: Survey) -> list[str]:
+    """A link that would reach into it does not start before it is over."""
+    return [
+        f"maintenance {one.name} from {time.strftime('%Y-%m-%d %H:%M', time.localtime(one.start))}"
+        ": longer links wait until it is over; chain.min_time lets Slurm shorten them"
+        for one in found.maintenance or ()
+        if one.start is not None and (one.end or one.start) > time.time()
+    ]
 
 
 def render_loaded(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str]) -> str:

@@ -164,7 +164,7 @@ def submit(
     from ..chain.sweeping import submit_sweep
 
     loaded = _load(context, spec, profile)
-    plan = make_plan(loaded, cwd=Path.cwd(), environ=os.environ)
+    plan = make_plan(loaded, cwd=Path.cwd(), environ=os.environ, live=True)
     jobs = (
         [submit_sweep(loaded, plan, environ=os.environ)]
         if plan.members

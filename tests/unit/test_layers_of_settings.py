@@ -237,7 +237,9 @@ def test_a_bad_value_in_a_variable_is_blamed_on_it(load_here: Load) -> None:
         ("command: x\nlink_time: 8h\n",
          "train.yaml:2: link_time: unknown key. Did you mean 'chain.link_time'?"),
         ("command: x\nchain: {zzz: 1}\n",
-         "train.yaml:2: chain.zzz: unknown key. Known: strategy, total_time, link_time, min_time, max_links, max_hours, max_gpu_hours, max_restarts, retries, on_preemption, on_node_failure, on_out_of_memory, on_crash, on_cancel."),
+         "train.yaml:2: chain.zzz: unknown key. Known: strategy, total_time, link_time, min_time, "
+         "max_links, max_hours, max_gpu_hours, max_restarts, retries, on_preemption, "
+         "on_node_failure, on_out_of_memory, on_crash, on_cancel."),
         ("comand: x\n",
          "train.yaml:1: comand: unknown key. Did you mean 'command'? (and 1 more)"),
         ("name: a\n",

@@ -10,10 +10,11 @@ import pytest
 
 from hpc_ckpt import __version__, settings
 from hpc_ckpt.chain.activation import Activation, Kind, active
-from hpc_ckpt.chain.plan import Plan, SiteLimits, plan_chain
+from hpc_ckpt.chain.plan import Plan, plan_chain
 from hpc_ckpt.chain.profile import Profile
 from hpc_ckpt.chain.record import chain_record
 from hpc_ckpt.chain.spec import Spec
+from hpc_ckpt.chain.survey import ArrayLimits
 from hpc_ckpt.errors import SpecError
 from hpc_ckpt.tiers.wishes import Survives, TierWish
 
@@ -317,20 +318,20 @@ def test_a_local_plan_says_what_it_does_not_use() -> None:
 
 
 # ── strategies and limits ─────────────────────────────────────────────────────────────────
-def limited(site: dict[str, object], limits: SiteLimits, **keys: object) -> Plan:
+def limited(site: dict[str, object], limits: ArrayLimits, **keys: object) -> Plan:
     spec, profile = both({**LAB, **site}, partition="gpu", **keys)
     return plan_chain(spec, profile, cwd=CWD, limits=limits)
 
 
 def test_an_array_is_no_larger_than_the_site_takes() -> None:
     """What does not fit follows, or has to be submitted again: the plan says which."""
-    made = limited({}, SiteLimits(max_array=5), chain={"max_links": 40})
+    made = limited({}, ArrayLimits(5, None), chain={"max_links": 40})
     assert (4, "1-4%1") == (made.links, made.array)
     assert "this site takes 4 links at once instead of 40; submit again" in made.notes[0]
-    made = limited({}, SiteLimits(max_submit=3), chain={"max_links": 40})
+    made = limited({}, ArrayLimits(None, 3), chain={"max_links": 40})
     assert 3 == made.links
     site = {"chain": {"submit_from_compute_nodes": True}, "limits": {"max_array": 3}}
-    made = limited(site, SiteLimits(max_array=5), chain={"max_links": 40})
+    made = limited(site, ArrayLimits(5, None), chain={"max_links": 40})
     assert 2 == made.links
     assert "the chain extends itself" in made.notes[0]
 
@@ -338,7 +339,7 @@ def test_an_array_is_no_larger_than_the_site_takes() -> None:
 @pytest.mark.parametrize("strategy", ["requeue", "afterany", "resubmit"])
 def test_other_strategies_are_no_array(strategy: str) -> None:
     site = {"chain": {"submit_from_compute_nodes": True}}
-    made = limited(site, SiteLimits(), chain={"strategy": strategy})
+    made = limited(site, ArrayLimits(None, None), chain={"strategy": strategy})
     assert (None, strategy) == (made.array, made.strategy.value)
     written = {directive.name: directive.value for directive in made.directives}
     assert "--array" not in written
@@ -368,7 +369,7 @@ def test_what_a_site_cannot_do_is_refused(
 
 
 def test_a_sweep_is_one_array_of_its_members() -> None:
-    made = limited({}, SiteLimits(), members={"lr": ["1", "2", "3"]}, parallel=2)
+    made = limited({}, ArrayLimits(None, None), members={"lr": ["1", "2", "3"]}, parallel=2)
     assert ("1-3%2", "requeue") == (made.array, made.strategy.value)
     assert ("lr-1", "lr-2", "lr-3") == made.members
     assert "the command does not mention {lr}" in made.notes[-1]
@@ -377,8 +378,10 @@ def test_a_sweep_is_one_array_of_its_members() -> None:
 def test_spare_links_follow_from_how_often_the_site_ends_a_job() -> None:
     site = {"failures": {"mtbf": "100h", "preemption": "10h"},
             "partitions": {"gpu": {"max_time": "8h", "preempt": {}}}}  # fmt: skip
-    often = limited(site, SiteLimits(), chain={"total_time": "72h"})
-    guess = limited({"partitions": site["partitions"]}, SiteLimits(), chain={"total_time": "72h"})
+    often = limited(site, ArrayLimits(None, None), chain={"total_time": "72h"})
+    guess = limited(
+        {"partitions": site["partitions"]}, ArrayLimits(None, None), chain={"total_time": "72h"}
+    )
     assert (10 + 13, 20) == (often.links, guess.links)
 
 
