@@ -62,7 +62,7 @@ class Plan:
     array: str
     directives: tuple[Directive, ...]
     extra: tuple[str, ...]
-    """Directives of the profile, written as they are."""
+    """Directives of profile and spec, written as they are."""
     modules: tuple[str, ...]
     prologue: str | None
     activations: tuple[Activation, ...]
@@ -124,7 +124,7 @@ def plan_chain(
         signal=profile.signal.name,
         array=array,
         directives=_directives(spec, profile, cwd, array, link_s) if slurm else (),
-        extra=profile.directives.extra if slurm else (),
+        extra=(*profile.directives.extra, *spec.sbatch) if slurm else (),
         modules=profile.environment.modules if slurm else (),
         prologue=prologue if slurm else None,
         activations=tuple(activations) if slurm and prologue is None else (),

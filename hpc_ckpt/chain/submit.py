@@ -34,6 +34,8 @@ from .ledger import ChainStatus, State, read_status
 from .plan import Plan, chain_record, plan_chain
 from .profile import Backend
 from .render import render
+from .runs import remember
+from .stopping import BY_THE_USER, How, stop_chain
 
 SCRIPT_NAME = "chain.sbatch"
 LOOK_EVERY_S = 2.0
@@ -78,28 +80,9 @@ class Chain:
                 raise TimeoutError(f"{self.rundir.root}: still {status.state.value}")
             time.sleep(LOOK_EVERY_S)
 
-    def stop(self, reason: str = "stopped by the user") -> list[str]:
+    def stop(self, reason: str = BY_THE_USER, *, how: How = How.SAVE) -> list[str]:
         """Halt, ask the running link to save, cancel what is pending; the ids cancelled."""
-        if self.rundir.chain() is None:
-            raise RootError(self.rundir.root, "no chain there; give the root of a run")
-        if self.rundir.done() is not None:
-            raise RootError(self.rundir.root, "the work is complete; there is nothing to stop")
-        self.rundir.write_halt(reason)
-        last = lease.highest(self.rundir)
-        if last and not lease.released(self.rundir, last):
-            self.rundir.give_notice(last, "hpc-ckpt stop")
-        return [job for job in self.job_ids if _cancelled(job)]
-
-
-def _cancelled(job: str) -> bool:
-    """A job the scheduler has forgotten is no error: there is nothing left to cancel."""
-    try:
-        slurm.cancel_pending(job)
-    except SchedulerError as error:
-        if "Invalid job id" in error.stderr:
-            return False
-        raise
-    return True
+        return list(stop_chain(self.rundir, reason, how).cancelled)
 
 
 def submit(spec: str | os.PathLike[str] | Mapping[str, Any], profile: str | None = None) -> Chain:
@@ -137,6 +120,7 @@ def submit_loaded(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> 
         fsio.write_atomic(path, os.fsencode(script))
         job = _sbatch(path)
         _add_job(rundir, job)
+    remember(plan.root, plan.name, environ)
     return job
 
 
@@ -183,7 +167,9 @@ def prepare(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str]) -> Prepare
         raise SpecError(f"profile {plan.cluster!r} is a cluster's: use 'hpc-ckpt submit'")
     check_command(loaded.spec, plan, environ)
     with _run_directory(loaded, plan) as rundir:
-        return Prepared(rundir, plan)
+        prepared = Prepared(rundir, plan)
+    remember(plan.root, plan.name, environ)
+    return prepared
 
 
 # ── the run directory ─────────────────────────────────────────────────────────────────────

@@ -14,6 +14,9 @@ import typer
 
 from .. import __version__
 from ..errors import SpecError
+from . import adopting, runs
+from .options import AsJson, ProfileName, Root, run_of
+from .options import root_of as _root
 
 if TYPE_CHECKING:
     from ..chain.layers import Loaded
@@ -31,17 +34,10 @@ app.add_typer(config, name="config")
 SpecFile = Annotated[
     str | None, typer.Argument(metavar="SPEC", help="The YAML file; or a command after '--'.")
 ]
-Root = Annotated[
-    Path | None, typer.Argument(metavar="ROOT", help="The run directory [$HPC_CKPT_ROOT].")
-]
-ProfileName = Annotated[
-    str | None, typer.Option("--profile", help="The site's profile: a name or a path.")
-]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any key, as --set chain.max_links=5."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 Long = Annotated[bool, typer.Option("--long", help="Versions, code, command, description.")]
 
 _SHORT = {
@@ -116,13 +112,6 @@ def _assignment(option: Any, text: str) -> Any:
     return option(f"--set {key}", key, value)
 
 
-def _root(root: Path | None) -> Path:
-    chosen = root or (Path(os.environ["HPC_CKPT_ROOT"]) if "HPC_CKPT_ROOT" in os.environ else None)
-    if chosen is None:
-        raise SpecError("which run? Give its directory, or set HPC_CKPT_ROOT")
-    return chosen
-
-
 def _show_version(value: bool) -> None:
     if value:
         print(f"hpc-ckpt {__version__}")
@@ -157,14 +146,12 @@ def submit(
 ) -> None:
     """Submit a chain to the cluster: SPEC, or a command after '--'."""
     from ..chain.submit import make_plan, submit_loaded
+    from .printing import say_submitted
 
     loaded = _load(context, spec, profile)
     plan = make_plan(loaded, cwd=Path.cwd(), environ=os.environ)
     job = submit_loaded(loaded, plan, environ=os.environ)
-    print("\n".join(plan.describe()))
-    print(f"submitted array {job}")
-    print(f"look at it:  hpc-ckpt status {plan.root}")
-    print(f"stop it:     hpc-ckpt stop {plan.root}   (saves first; scancel {job} ends it at once)")
+    say_submitted(plan, job)
 
 
 @app.command()
@@ -220,13 +207,8 @@ def render(
 def status(root: Root = None, as_json: AsJson = False) -> None:
     """Where a chain stands, link by link. Reads files; never asks the scheduler."""
     from ..chain.ledger import read_status
-    from ..errors import RootError
-    from ..rundir import RunDir
 
-    rundir = RunDir(_root(root))
-    if not rundir.lease.is_dir():
-        raise RootError(rundir.root, "no run there; give the root of a run")
-    found = read_status(rundir)
+    found = read_status(run_of(root))
     if as_json:
         print(json.dumps(dataclasses.asdict(found) | {"goodput": found.goodput}))
         return
@@ -300,17 +282,9 @@ def verify(root: Root = None, as_json: AsJson = False) -> None:
     raise typer.Exit(verify_checkpoints(_root(root), as_json=as_json))
 
 
-@app.command()
-def stop(root: Root = None) -> None:
-    """Halt a chain: save, end the running link, cancel the pending rest."""
-    from ..chain.submit import Chain
-
-    chain = Chain(_root(root))
-    cancelled = chain.stop()
-    print(f"halted: {chain.rundir.root}")
-    if cancelled:
-        print(f"cancelled what was pending of array {', '.join(cancelled)}")
-    print("submit it again to go on")
+app.command()(adopting.adopt)
+for _verb in runs.VERBS:
+    app.command()(_verb)
 
 
 @app.command()
