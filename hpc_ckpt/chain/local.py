@@ -81,6 +81,15 @@ class Incident:
     """Another length for this link."""
 
 
+def end_file(rundir: RunDir) -> Path:
+    """Where the end of a local link is told."""
+    return rundir.control / "local-end.json"
+
+
+def tell_end(rundir: RunDir, end: float, cause: Cause | None) -> None:
+    fsio.write_atomic(end_file(rundir), json.dumps({"end": end, "cause": cause}).encode())
+
+
 class Interrupted(Exception):
     """Ctrl-C: the link saved what it could and nothing is running."""
 
@@ -104,7 +113,7 @@ class LocalChain:
         self._kill_wait_s = kill_wait_s
         self._incidents = incidents or {}
         self._on_tick = on_tick
-        self._end_file = rundir.control / "local-end.json"
+        self._end_file = end_file(rundir)
         self._log_file = rundir.logs / "local.log"
 
     def run(self) -> bool:
@@ -180,7 +189,7 @@ class LocalChain:
             process.wait(2 * self._kill_wait_s)
 
     def _tell_end(self, end: float, cause: Cause | None) -> None:
-        fsio.write_atomic(self._end_file, json.dumps({"end": end, "cause": cause}).encode())
+        tell_end(self._rundir, end, cause)
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ class Plan:
     """The run directory is shared with the group."""
     directives: tuple[Directive, ...]
     extra: tuple[str, ...]
-    """Directives of the profile, written as they are."""
+    """Directives of profile and spec, written as they are."""
     modules: tuple[str, ...]
     prologue: str | None
     activations: tuple[Activation, ...]
@@ -139,7 +139,7 @@ def plan_chain(
         gpus=_gpu_count(spec),
         group=(spec.sharing or profile.sharing) is Sharing.GROUP,
         directives=directives(spec, profile, cwd, array, link_s) if slurm else (),
-        extra=profile.directives.extra if slurm else (),
+        extra=(*profile.directives.extra, *spec.sbatch) if slurm else (),
         modules=profile.environment.modules if slurm else (),
         prologue=prologue if slurm else None,
         activations=tuple(activations) if slurm and prologue is None else (),

@@ -146,25 +146,25 @@ def directive_name(directive: str) -> str:
 
 
 def _directives(value: object) -> list[str]:
-    return [line(item) for item in (value if isinstance(value, list) else [value])]
+    return [line(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
+
+
+def _not_ours(extra: tuple[str, ...]) -> tuple[str, ...]:
+    for directive in extra:
+        if not re.match(r"--[a-z]", directive):
+            raise ValueError(f"{directive!r} must begin with '--', as in --constraint=ib")
+        if directive_name(directive) in ESSENTIAL:
+            raise ValueError(f"{directive!r}: the chain itself sets {directive_name(directive)}")
+    return extra
+
+
+Extra = Annotated[tuple[str, ...], BeforeValidator(_directives), AfterValidator(_not_ours)]
+"""Directives that are written as they are, after all others."""
 
 
 class Directives(Section):
-    extra: Annotated[tuple[str, ...], BeforeValidator(_directives)] = ()
-    """Written as they are, after all others."""
+    extra: Extra = ()
     skip: Words = ()
-
-    @field_validator("extra")
-    @classmethod
-    def _not_ours(cls, extra: tuple[str, ...]) -> tuple[str, ...]:
-        for directive in extra:
-            if not re.match(r"--[a-z]", directive):
-                raise ValueError(f"{directive!r} must begin with '--', as in --constraint=ib")
-            if directive_name(directive) in ESSENTIAL:
-                raise ValueError(
-                    f"{directive!r}: the chain itself sets {directive_name(directive)}"
-                )
-        return extra
 
     @field_validator("skip")
     @classmethod

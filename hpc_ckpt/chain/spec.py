@@ -22,7 +22,7 @@ from ..settings import parse_keep, parse_memory, parse_policy, parse_signal
 from ..tiers.wishes import parse_entries
 from .fields import Count, Duration, Line, Memory, Section, Words, checked, line, text
 from .members import Member, members_of
-from .profile import Sharing, Strategy
+from .profile import Extra, Sharing, Strategy
 
 MOST_LINKS = 1000
 """Slurm's MaxArraySize is 1001 unless a site changes it."""
@@ -250,6 +250,8 @@ class Spec(Section):
     reservation: Line | None = None
     exclude: Words = ()
     """Hosts that are never used."""
+    sbatch: Extra = ()
+    """Further directives, written as they are after those of the profile."""
     pin: Pin = Pin()
     log_limit: Memory = "1G"
     """The most that the program's output of one link may take on disk."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import fsio, lease
-from ..errors import RootError, SchedulerError, SpecError
+from ..errors import SchedulerError, SpecError
 from ..provenance import git_version
 from ..rundir import RunDir
 from ..settings import ENV_PREFIX
@@ -38,6 +38,8 @@ from .plan import Plan, plan_chain
 from .profile import Backend, Strategy
 from .record import chain_record
 from .render import render
+from .runs import remember
+from .stopping import BY_THE_USER, How, stop_chain
 from .survey import limits, take_survey
 
 SCRIPT_NAME = "chain.sbatch"
@@ -83,33 +85,9 @@ class Chain:
                 raise TimeoutError(f"{self.rundir.root}: still {status.state.value}")
             time.sleep(LOOK_EVERY_S)
 
-    def stop(self, reason: str = "stopped by the user") -> list[str]:
+    def stop(self, reason: str = BY_THE_USER, *, how: How = How.SAVE) -> list[str]:
         """Halt, ask the running link to save, cancel what is pending; the ids cancelled."""
-        if self.rundir.chain() is None:
-            raise RootError(self.rundir.root, "no chain there; give the root of a run")
-        if self.rundir.done() is not None:
-            raise RootError(self.rundir.root, "the work is complete; there is nothing to stop")
-        halt(self.rundir, reason)
-        return [job for job in self.job_ids if cancel_what_waits(job)]
-
-
-def halt(rundir: RunDir, reason: str) -> None:
-    """No further link; the one that runs is asked to save."""
-    rundir.write_halt(reason)
-    last = lease.highest(rundir)
-    if last and not lease.released(rundir, last):
-        rundir.give_notice(last, "hpc-ckpt stop")
-
-
-def cancel_what_waits(job: str) -> bool:
-    """A job the scheduler has forgotten is no error: there is nothing left to cancel."""
-    try:
-        slurm.cancel_pending(job)
-    except SchedulerError as error:
-        if slurm.is_forgotten(error):
-            return False
-        raise
-    return True
+        return list(stop_chain(self.rundir, reason, how).cancelled)
 
 
 def submit(spec: str | os.PathLike[str] | Mapping[str, Any], profile: str | None = None) -> Chain:
@@ -182,6 +160,7 @@ def submit_loaded(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> 
         fsio.write_atomic(path, os.fsencode(script))
         jobs = _sbatch_all(path, plan)
         _add_jobs(rundir, jobs)
+    remember(plan.root, plan.name, environ)
     return jobs
 
 
@@ -242,7 +221,9 @@ def prepare(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str]) -> Prepare
         raise SpecError(f"profile {plan.cluster!r} is a cluster's: use 'hpc-ckpt submit'")
     check_command(loaded.spec, plan, environ)
     with _run_directory(loaded, plan) as rundir:
-        return Prepared(rundir, plan)
+        prepared = Prepared(rundir, plan)
+    remember(plan.root, plan.name, environ)
+    return prepared
 
 
 # ── the run directory ─────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import fsio
+from .. import fsio, lease
 from ..errors import RootError, SpecError
 from ..provenance import git_version
 from ..rundir import RunDir
@@ -22,16 +22,9 @@ from .members import command_of, member_name
 from .plan import Plan
 from .profile import Backend
 from .render import render
-from .submit import (
-    SCRIPT_NAME,
-    cancel_what_waits,
-    check_live,
-    frozen_code,
-    halt,
-    sbatch,
-    uninterrupted,
-    write_chain,
-)
+from .runs import remember
+from .stopping import BY_THE_USER, How, cancel_what_waits, stop_chain
+from .submit import SCRIPT_NAME, check_live, frozen_code, sbatch, uninterrupted, write_chain
 from .sweep import SWEEP_FILE, members, read_sweep
 
 Wanted = tuple[int, str, dict[str, str]]
@@ -54,7 +47,9 @@ def submit_sweep(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> s
         left = [one for one in wanted if RunDir(plan.root / one[1]).done() is None]
         if not left:
             raise RootError(plan.root, "every member is complete; choose another root")
-        return _submit(loaded, plan, wanted, left, script)
+        job = _submit(loaded, plan, wanted, left, script)
+    remember(plan.root, plan.name, environ)
+    return job
 
 
 def _make_root(plan: Plan) -> Path:
@@ -155,14 +150,18 @@ def _write(plan: Plan, wanted: list[Wanted], jobs: list[str]) -> None:
     fsio.write_atomic(plan.root / SWEEP_FILE, (json.dumps(record, indent=1) + "\n").encode())
 
 
-def stop_sweep(root: Path, reason: str = "stopped by the user") -> int:
-    """Halt every member that is not over, cancel what is pending; how many there were."""
-    stopped = 0
-    for member in members(root):
-        rundir = member.rundir
-        if rundir.done() is None and rundir.chain() is not None and rundir.halted() is None:
-            halt(rundir, reason)
-            stopped += 1
+def stop_sweep(root: Path, how: How, reason: str = BY_THE_USER) -> list[str]:
+    """Every member that is not over, then what waits of the array; the names of those members."""
+    at_work = [
+        member
+        for member in members(root)
+        if member.rundir.done() is None and member.rundir.halted() is None
+    ]
+    for member in at_work:  # first of all: none of them may begin while others are being stopped
+        member.rundir.write_halt(reason)
     for job in _jobs(root):
         cancel_what_waits(job)
-    return stopped
+    for member in at_work:
+        if lease.highest(member.rundir):
+            stop_chain(member.rundir, reason, how)
+    return [member.name for member in at_work]

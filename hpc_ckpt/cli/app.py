@@ -14,7 +14,9 @@ import typer
 
 from .. import __version__
 from ..errors import SpecError
-from . import site
+from . import adopting, runs, site
+from .options import AsJson, ProfileName, Root, run_of
+from .options import root_of as _root
 
 if TYPE_CHECKING:
     from ..chain.layers import Loaded
@@ -35,17 +37,10 @@ app.command("doctor")(site.doctor)
 SpecFile = Annotated[
     str | None, typer.Argument(metavar="SPEC", help="The YAML file; or a command after '--'.")
 ]
-Root = Annotated[
-    Path | None, typer.Argument(metavar="ROOT", help="The run directory [$HPC_CKPT_ROOT].")
-]
-ProfileName = Annotated[
-    str | None, typer.Option("--profile", help="The site's profile: a name or a path.")
-]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any key, as --set chain.max_links=5."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 Long = Annotated[bool, typer.Option("--long", help="Versions, code, command, description.")]
 
 _SHORT = {
@@ -120,13 +115,6 @@ def _assignment(option: Any, text: str) -> Any:
     return option(f"--set {key}", key, value)
 
 
-def _root(root: Path | None) -> Path:
-    chosen = root or (Path(os.environ["HPC_CKPT_ROOT"]) if "HPC_CKPT_ROOT" in os.environ else None)
-    if chosen is None:
-        raise SpecError("which run? Give its directory, or set HPC_CKPT_ROOT")
-    return chosen
-
-
 def _show_version(value: bool) -> None:
     if value:
         print(f"hpc-ckpt {__version__}")
@@ -162,6 +150,7 @@ def submit(
     """Submit a chain to the cluster: SPEC, or a command after '--'."""
     from ..chain.submit import make_plan, submit_loaded
     from ..chain.sweeping import submit_sweep
+    from .printing import say_submitted
 
     loaded = _load(context, spec, profile)
     plan = make_plan(loaded, cwd=Path.cwd(), environ=os.environ, live=True)
@@ -170,11 +159,7 @@ def submit(
         if plan.members
         else submit_loaded(loaded, plan, environ=os.environ)
     )
-    print("\n".join(plan.describe()))
-    print(f"submitted {'array' if plan.array else 'job'} {' '.join(jobs)}")
-    print(f"look at it:  hpc-ckpt status {plan.root}")
-    print(f"stop it:     hpc-ckpt stop {plan.root}   "
-          f"(saves first; scancel {' '.join(jobs)} ends it at once)")  # fmt: skip
+    say_submitted(plan, jobs)
 
 
 @app.command()
@@ -231,16 +216,11 @@ def status(root: Root = None, as_json: AsJson = False) -> None:
     """Where a chain stands, link by link. Reads files; never asks the scheduler."""
     from ..chain.ledger import read_status
     from ..chain.sweep import SWEEP_FILE, sweep_status
-    from ..errors import RootError
-    from ..rundir import RunDir
 
-    rundir = RunDir(_root(root))
-    if (rundir.root / SWEEP_FILE).exists():
-        _show_sweep(sweep_status(rundir.root), as_json=as_json)
+    if (_root(root) / SWEEP_FILE).exists():
+        _show_sweep(sweep_status(_root(root)), as_json=as_json)
         return
-    if not rundir.lease.is_dir():
-        raise RootError(rundir.root, "no run there; give the root of a run")
-    found = read_status(rundir)
+    found = read_status(run_of(root))
     if as_json:
         print(json.dumps(dataclasses.asdict(found) | {"goodput": found.goodput}))
         return
@@ -323,22 +303,9 @@ def verify(root: Root = None, as_json: AsJson = False) -> None:
     raise typer.Exit(verify_checkpoints(_root(root), as_json=as_json))
 
 
-@app.command()
-def stop(root: Root = None) -> None:
-    """Halt a chain: save, end the running link, cancel the pending rest."""
-    from ..chain.submit import Chain
-    from ..chain.sweep import SWEEP_FILE
-    from ..chain.sweeping import stop_sweep
-
-    if (_root(root) / SWEEP_FILE).exists():
-        print(f"halted {stop_sweep(_root(root))} members of {_root(root)}")
-        return
-    chain = Chain(_root(root))
-    cancelled = chain.stop()
-    print(f"halted: {chain.rundir.root}")
-    if cancelled:
-        print(f"cancelled what was pending of array {', '.join(cancelled)}")
-    print("submit it again to go on")
+app.command()(adopting.adopt)
+for _verb in runs.VERBS:
+    app.command()(_verb)
 
 
 @app.command()

@@ -78,16 +78,19 @@ def _why(link: LinkSummary) -> Text:
     return Text(what if told else link.cause, style.get(link.cause, ""))
 
 
-def status_view(status: ChainStatus) -> Group:
-    """What `hpc-ckpt status` prints."""
-    head = Text.assemble(
+def status_head(status: ChainStatus) -> Text:
+    return Text.assemble(
         (status.name, "bold"),
         "  ",
         (status.state.value, _STATE_STYLE[status.state]),
         f"  step {status.step}" if status.links else "",
         f"  ({status.reason})" if status.reason else "",
     )
-    parts: list[RenderableType] = [head, Text(status.root, "dim")]
+
+
+def status_view(status: ChainStatus) -> Group:
+    """What `hpc-ckpt status` prints."""
+    parts: list[RenderableType] = [status_head(status), Text(status.root, "dim")]
     if status.remark:
         parts.append(Text(status.remark, "yellow"))
     if status.links:

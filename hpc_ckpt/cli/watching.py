@@ -18,10 +18,10 @@ from ..chain.local import Interrupted, LocalChain
 from ..chain.submit import Prepared
 from ..errors import EXIT_COMPLETE, EXIT_FAILED, RootError
 from ..units import format_size, parse_duration
+from .options import EXIT_INTERRUPTED
 from .tables import chain_table, console, live_view, short, status_view, totals
 
 REFRESH_S = 0.25
-EXIT_INTERRUPTED = 130
 
 
 def run_chain(prepared: Prepared, kill_wait: str) -> int:

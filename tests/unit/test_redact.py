@@ -1,0 +1,170 @@
+"""What leaves the house has no secrets in it: many spellings, and what must stay readable."""
+
+import json
+
+import pytest
+
+from hpc_ckpt.chain.redact import MARK, redact, secrecy
+
+HEX = "0123456789abcdef0123456789abcdef01234567"
+"""As long as a key of Weights & Biases."""
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        (f"WANDB_API_KEY={HEX}", HEX),
+        ("export HF_TOKEN=abc123", "abc123"),
+        ("export HF_TOKEN='abc 123'", "abc 123"),
+        ('HF_TOKEN="abc 123" python train.py', "abc 123"),
+        ("env A=1 DB_PASSWORD=hunter2 B=2", "hunter2"),
+        ("DB_PASSWORD=1234", "1234"),
+        ("MYSQL_PWD=hunter2", "hunter2"),
+        ("db_pass: hunter2", "hunter2"),
+        ("password: p@ss,w(o)rd;x", "p@ss,w(o)rd;x"),
+        ("password : hunter2", "hunter2"),
+        ("Password=hunter2", "hunter2"),
+        ("  secret: 'two words'", "two words"),
+        ("clientSecret: hunter2", "hunter2"),
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI", "wJalrXUtnFEMI"),
+        ('"api_key": "abc123"', "abc123"),
+        ('{"token":"abc123","step":3}', "abc123"),
+        ('{"token": "with \\" quote"}', "with"),
+        ('{"password": 1234}', "1234"),
+        ("{'token': 'abc123'}", "abc123"),
+        ("tokens: [abc123, def456]", "def456"),
+        ('"command": "WANDB_API_KEY=abc123 python train.py"', "abc123"),
+        ('"command": "run --api-key abc123 x"', "abc123"),
+        ('"env": "{\\"token\\": \\"abc123\\"}"', "abc123"),
+        ("train.py --api-key abc123", "abc123"),
+        ("train.py --api-key=abc123", "abc123"),
+        ("train.py --api_key 'abc 123'", "abc 123"),
+        ("train.py --lr 0.1 --verbose --password hunter2", "hunter2"),
+        ('["train.py", "--token", "abc123"]', "abc123"),
+        ('[\n  "train.py",\n  "--token",\n  "abc123"\n]', "abc123"),
+        ("docker run -e GITHUB_TOKEN=abc123 x", "abc123"),
+        ("setenv GITHUB_TOKEN abc123", "abc123"),
+        ("url=https://example.org/?token=abc123&x=1", "abc123"),
+        ("https://user:hunter2@example.org/x.git", "hunter2"),
+        ("https://abc123token@example.org/x.git", "abc123token"),
+        ("postgresql://me:p@ss@db:5432/x", "p@ss"),
+        ("Authorization: Bearer abc123def", "abc123def"),
+        ('"Authorization": "Basic dXNlcjpwYXNz"', "dXNlcjpwYXNz"),
+        ("-H 'X-Api-Key: abc123'", "abc123"),
+        ("Cookie: session=abc123; other=def456", "def456"),
+        ("curl with bearer abc123def456", "abc123def456"),
+        ("key was ghp_0123456789abcdefABCDEF0123456789abcd there", "ghp_"),
+        ("github_pat_11AAAAAAA0abcdefghij_KLMNOP", "github_pat_"),
+        ("sk-proj-abcdefghijklmnop1234", "sk-proj"),
+        ("hf_abcdefghijklmnopqrstuvwxyzABCDEFGH", "hf_abc"),
+        ("AKIAIOSFODNN7EXAMPLE", "AKIAIOSF"),
+        ("xoxb-123456789012-abcdefghijkl", "xoxb"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl", "eyJhbGci"),
+        (f"logged in with {HEX}", HEX),
+        (f"logged in with {HEX.upper()}", HEX.upper()),
+        ("value Zm9vYmFyMTIzNDU2Nzg5MGFiY2RlZmdoaWprbG1ub3A= here", "Zm9vYmFy"),
+        ("aB3dE6gH9jK2mN5pQ8sT1vW4yZ7", "aB3dE6gH"),
+        ("k3j5h2g8d9s7f6a4p1o2i3u4y5t6r7e8", "k3j5h2g8"),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----",
+         "b3BlbnNzaC1rZXk"),
+        ("-----BEGIN RSA PRIVATE KEY-----\\nMIIEow\\n-----END RSA PRIVATE KEY-----", "MIIEow"),
+        ("-----BEGIN PRIVATE KEY-----\nMIIEowcut off here", "MIIEowcut"),
+    ],
+)  # fmt: skip
+def test_secrets_go(text: str, secret: str) -> None:
+    """In every spelling; the mark takes their place, and the place is told."""
+    assert secret in text
+    clean, places = redact(text, "f")
+    assert secret not in clean
+    assert MARK in clean
+    assert places
+    assert not any(secret in str(place) for place in places)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "PWD=/home/me/project",
+        "max_tokens=4096 tokens/s: 1234.5 num_tokens: 1e9",
+        '{"key": 3, "token": null}',
+        "AuthType = auth/munge",
+        "JobCredentialPrivateKey = (null)",
+        "HF_TOKEN=$HF_TOKEN",
+        "HF_TOKEN=${SECRET_FROM_FILE}",
+        "monkey: banana, keyboard: de, tokenizer: fast",
+        "KeyError: 'layer1.weight'",
+        "3 tests passed, passes: 2",
+        "checkpoints/step-000012000-g00000007/rank-00000.safetensors",
+        "/home/me/projects/a-long-directory-name/with/many/parts/train_with_checkpoints.py",
+        "this_is_a_very_long_identifier_without_any_meaning_at_all = 3",
+        "lr-0.1_seed-1_batch-32_width-64_depth-4_dropout-1",
+        '"chain": "3f2b8c1e-7d4a-4b6f-9c0d-1e2f3a4b5c6d"',
+        f'"git": "{HEX}"',
+        f"commit {HEX}",
+        "#SBATCH --output=/scratch/me/runs/resnet/logs/slurm-%A_%a.log",
+        "SLURM_JOB_CPUS_PER_NODE=8 OMP_NUM_THREADS=8",
+        "2026-11-16T12:34:56 step 400 loss 0.123456789012345678901234567890",
+        "url: https://example.org/docs?page=3",
+        "git@example.org:group/project.git",
+        "   1  local     0 → 94  time limit         6.5 s   0.019 s         0     22 %",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    """A report in which everything is black helps nobody."""
+    assert (text, []) == redact(text, "f")
+
+
+def test_json_stays_json() -> None:
+    """Machines read the records of a report too."""
+    record = {
+        "argv": ["python", "--token", "abc", "--lr", "0.1"],
+        "environment": {"WANDB_API_KEY": "abc", "PASSWORD": 12, "LIST_KEYS": ["a", "b"]},
+        "command": 'TOKEN="a b" python x.py --password "c d"',
+        "url": "https://me:pw@host/",
+    }
+    for indent in (None, 1):
+        clean, _ = redact(json.dumps(record, indent=indent), "f")
+        read = json.loads(clean)
+        assert [MARK, "--lr", "0.1"] == read["argv"][2:]
+        assert {MARK} == {read["environment"][k] for k in ("WANDB_API_KEY", "PASSWORD")}
+        assert "a b" not in read["command"]
+        assert f"https://{MARK}@host/" == read["url"]
+
+
+def test_places_have_lines_and_names_but_no_values() -> None:
+    """So that the owner can look each of them up."""
+    text = "a\nHF_TOKEN=x1\nb\n-----BEGIN PRIVATE KEY-----\nQQ\nWW\n-----END PRIVATE KEY-----\nPASSWORD=y\n"
+    clean, places = redact(text, "logs/x.log")
+    assert [
+        "logs/x.log:2: value of HF_TOKEN",
+        "logs/x.log:4: a private key",
+        "logs/x.log:8: value of PASSWORD",
+    ] == [str(place) for place in places]
+    assert text.count("\n") == clean.count("\n")
+
+
+def test_clean_text_is_not_cleaned_again() -> None:
+    """A report of a report says the same."""
+    once, _ = redact(f"HF_TOKEN=abc {HEX} https://a:b@c/ Authorization: Bearer abcdefgh", "f")
+    assert (once, []) == redact(once, "f")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("WANDB_API_KEY", "mostly"), ("apiKey", "mostly"), ("APIKEY", "always"),
+        ("GITHUB_TOKEN", "mostly"), ("dbPassword", "always"), ("PGPASSWORD", "always"),
+        ("PWD", None), ("OLDPWD", None), ("DB_PWD", "always"), ("TOKENIZERS_PARALLELISM", None),
+        ("keep", None), ("PATH", None), ("MONKEY", None), ("compass", None),
+    ],
+)  # fmt: skip
+def test_names_of_secrets(name: str, expected: str | None) -> None:
+    """By their parts, however they are joined."""
+    assert expected == secrecy(name)
+
+
+def test_a_long_text_without_end_is_read_in_time() -> None:
+    """Progress bars make lines of megabytes."""
+    text = "a=b " * 20_000 + "x" * 200_000 + "=" * 1000 + "https://" + "y" * 50_000
+    clean, _ = redact(text, "f")
+    assert len(clean) >= len(text) - 300_000
