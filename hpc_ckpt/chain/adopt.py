@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -21,7 +22,7 @@ from ..settings import parse_signal
 from ..units import expand_nodes, parse_array, parse_duration
 from .conflicts import TWO_OWNERS, Fate, Remark, calls, find_conflicts, trapped
 from .demands import Demands, demands_of
-from .plan import Directive
+from .directives import Directive
 from .render import sbatch_line
 from .sbatchfile import BatchScript, Given, read_script
 from .spec import MOST_LINKS, job_name
@@ -38,7 +39,7 @@ _MODULES = (
     "# A job that starts without the shell's variables may have no `module` yet.",
     "if ! command -v module >/dev/null 2>&1; then",
     "    for init in modules lmod z00_lmod; do",
-    '        if [ -r "/etc/profile.d/.sh" ]; then . "/etc/profile.d/.sh"; fi',
+    '        if [ -r "/etc/profile.d/$init.sh" ]; then . "/etc/profile.d/$init.sh"; fi',
     "    done",
     "fi",
 )
@@ -283,14 +284,21 @@ class _Adoption:
         match = re.fullmatch(r"(?:([RB]+):)?(\w+)(?:@(\d+))?", given.value or "")
         if match is None:
             raise self._refuse(given, "not a signal; write USR1@120")
-        name = parse_signal(match[2], where=f"{self._source}:{given.line}").name.removeprefix("SIG")
-        traps = {signal for _, signals in trapped(self._batch.body) for signal in signals}
+        name = self._signal_name(given, match[2])
+        traps = {each for _, signals in trapped(self._batch.body) for each in signals}
         owners = {remark.why for remark in find_conflicts(self._batch.body, self._source)}
         ours = "the profile's --signal reaches the runner, which asks the program to save"
         if "B" in (match[1] or "") and name in traps and TWO_OWNERS not in owners:
             self._spec["forward"] = {"signal": name, "to": "command"}
             ours += f"; forward: the script's own trap gets {name} then"
         self._say(given, Fate.REPLACED, ours)
+
+    def _signal_name(self, given: Given, written: str) -> str:
+        try:
+            known = signal.Signals(int(written)) if written.isdecimal() else parse_signal(written)
+        except (ValueError, SpecError):
+            raise self._refuse(given, "not a signal; write USR1@120") from None
+        return known.name.removeprefix("SIG")
 
     # ── what a body finds around it ───────────────────────────────────────────────────────
     def _surroundings(self, demands: Demands) -> None:
@@ -300,9 +308,9 @@ class _Adoption:
         if calls(self._batch.body, _LAUNCHERS):
             self._set_up += [
                 "# Inside the chain's one step: the steps of an srun share what it has.",
-                "export SLURM_OVERLAP=1",
-                "unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE "
-                "SLURM_CPU_BIND_VERBOSE SLURM_DISTRIBUTION",
+                "export SLURM_OVERLAP=1 SLURM_MEM_PER_NODE=0",
+                "unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_DISTRIBUTION",
+                "unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE",
             ]
         if demands.tasks > 1:
             tasks, cpus = demands.tasks, demands.cpus_per_task

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ..errors import SpecError
 from ..units import parse_size, slurm_memory
 from .conflicts import Fate, Remark
-from .plan import Directive
+from .directives import Directive
 from .render import sbatch_line
 from .sbatchfile import Given
 

@@ -7,6 +7,7 @@ looks random. Rather too much than too little: a number that is missing can be a
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ _HEADER = re.compile(
 _BEARER = re.compile(r"(?i)\b(?:bearer|basic)\s+(?P<value>[\w.~+/=-]{8,})")
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,20}://(?P<value>[^\s/\"'<>]+)(?=@)", re.IGNORECASE)
 _PRIVATE_KEY = re.compile(
-    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?P<value>.*?)(?=-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)",
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?P<value>.*?)"
+    r"(?=-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
 _FORM = re.compile(
@@ -188,7 +190,7 @@ def _mixed(value: str) -> bool:
     In names and paths kinds of characters come in rows; across a separator nothing is counted.
     """
     kinds = [_kind(character) for character in value]
-    pairs = [(a, b) for a, b in zip(kinds, kinds[1:], strict=False) if a and b]
+    pairs = [(a, b) for a, b in itertools.pairwise(kinds) if a and b]
     changes = sum(a != b for a, b in pairs)
     return "d" in kinds and len(pairs) >= 16 and changes >= _RANDOM_CHANGES * len(pairs)
 

@@ -53,8 +53,8 @@ def recorded(rundir: RunDir, record: Mapping[str, Any]) -> Loaded:
         path = tuple(str(name).removeprefix(ENV_PREFIX).lower().split("__"))
         origin = f"environment variable {name}"
         given = spec_value.at(path)
-        value = str(value) if given is None else given.plain()
-        laid = at_path(path, from_python(value, origin)).over(spec_value)
+        kept = str(value) if given is None else given.plain()
+        laid = at_path(path, from_python(kept, origin)).over(spec_value)
         spec_value = Value(laid.content, shown)
     profile_value = from_python(record["profile"], shown)
     try:

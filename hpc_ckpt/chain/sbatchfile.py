@@ -132,7 +132,7 @@ def _words(line: str, number: int, shown: str) -> list[_Word]:
     rest = line.removeprefix(next(magic for magic in MAGIC if line.startswith(magic)))
     if re.search("hetjob|packjob", rest, re.IGNORECASE):
         raise SpecError(f"{shown}:{number}: heterogeneous jobs cannot be arrays, so not chains")
-    words = []
+    words: list[_Word] = []
     while True:
         rest = rest.lstrip()
         if rest.startswith(":"):

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ..chain.plan import Plan
 
 MOST_BYTES = 1 << 20
+BEFOREHAND = """
+The script's exit code decides: 0 says that the work is complete, 75 that it was saved and is to go on. A
+program that the time limit kills has failed, and after two such links without a checkpoint the chain
+stops. Programs that use hpc_ckpt.Checkpointer do all that by themselves."""
 
 
 def adopt(
@@ -114,6 +118,7 @@ def _show(adopted: Adopted, script: Path, text: str, body: Path, plan: Plan) -> 
     else:
         print("\nno Slurm here: name a cluster with --profile to see the batch script")
     _print_diff(text, adopted.script, str(script), str(body))
+    print(BEFOREHAND)
 
 
 def _grouped(remarks: tuple[Remark, ...]) -> Iterator[tuple[str, list[Remark]]]:
@@ -188,7 +193,8 @@ def _write(wishes: Mapping[Path, str]) -> list[Path]:
     made = [path for path in wishes if not os.path.lexists(path)]
     for path, text in wishes.items():
         try:
-            fsio.write_atomic(path, text.encode(), mode=0o644)
+            fsio.write_atomic(path, text.encode())
+            path.chmod(0o644)
         except OSError as error:
             raise SpecError(f"{path}: {error.strerror}") from None
         print(f"wrote {path}")

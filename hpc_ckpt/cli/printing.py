@@ -14,8 +14,10 @@ from ..rundir import RunDir
 from .options import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:  # at run time `logs` would pay for pydantic
+    from pathlib import Path
+
     from ..chain.plan import Plan
-    from ..chain.stopping import Stopped
+    from ..chain.stopping import How, Stopped
     from ..chain.support import Report
 
 MOST_PLACES = 20

@@ -50,6 +50,7 @@ def work(tmp_path: Path) -> Path:
 def cli(tmp_path: Path, work: Path) -> Cli:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HPC_CKPT")}
     environment |= {"HOME": str(tmp_path), "SLURM_CONF": "/nonexistent"}
+    environment["HPC_CKPT_PROFILE"] = "local"  # or every call asks for a Slurm and waits
     environment.pop("XDG_CONFIG_HOME", None)
 
     def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -86,7 +87,7 @@ def test_it_only_shows(cli: Cli, work: Path) -> None:
         "replaced",
         "--- jobs/count.sbatch\n+++ chain.sbatch\n",
         "-#SBATCH --output=count-%j.out\n",
-        "+#SBATCH --licenses=matlab:1\n",
+        " #SBATCH --licenses=matlab:1\n",
         "+#SBATCH --array=1-10%1\n",
         "--- jobs/count.sbatch\n+++ jobs/count.chain.sh\n",
         "+export GREETING='good day'\n",

@@ -126,7 +126,8 @@ def test_following_as_json(finished: Here) -> None:
 @pytest.mark.parametrize("words", [["logs", "r", "-f"], ["watch", "r"], ["watch", "r", "--json"]])
 def test_ctrl_c_ends_looking_quietly_and_the_chain_goes_on(here: Here, words: list[str]) -> None:
     """No traceback, no word."""
-    chain = here.start("run", "--root", "r", "--", "bash", "-c", "echo hello; exec sleep 60")
+    script = "echo hello; exec sleep 60"
+    chain = here.start("run", "--root", "r", "--set", "kill_wait=1s", "--", "bash", "-c", script)
     here.wait_for(lambda: RunDir(here.work / "r").log_file(1).exists())
     looking = here.start(*words)
     assert looking.stdout is not None
@@ -173,8 +174,8 @@ def test_watch_of_a_chain_that_stopped_short(here: Here) -> None:
 def test_watch_in_a_terminal(here: Here) -> None:
     """A view that is drawn again: links, a bar, the newest output; Ctrl-C leaves it."""
     script = "for i in 1 2 3; do echo line $i; done; exec sleep 60"
-    here.start("run", "--root", "r", "--name", "mine", "--link-time", "90s", "--",
-               "bash", "-c", script)  # fmt: skip
+    here.start("run", "--root", "r", "--name", "mine", "--link-time", "90s",
+               "--set", "kill_wait=1s", "--", "bash", "-c", script)  # fmt: skip
     here.wait_for(lambda: RunDir(here.work / "r").log_file(1).exists())
     screen, code = _in_terminal([*CLI, "watch", "r"], here, until="line 3")
     for expected in ("mine", "running", "link 1", "1m 30s", "line 1", "line 3", "Ctrl-C leaves"):
