@@ -310,7 +310,8 @@ class _Adoption:
                 "# Inside the chain's one step: the steps of an srun share what it has.",
                 "export SLURM_OVERLAP=1 SLURM_MEM_PER_NODE=0",
                 "unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_DISTRIBUTION",
-                "unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE",
+                "unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE",
+                "unset SLURM_CPU_BIND_VERBOSE",
             ]
         if demands.tasks > 1:
             tasks, cpus = demands.tasks, demands.cpus_per_task

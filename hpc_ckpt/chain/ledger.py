@@ -188,7 +188,7 @@ def _summarise(
         ended=end_time,
         cause=cause,
         reason=reason,
-        evidence=tuple(str(one) for one in (ended or {}).get("evidence") or ()),
+        evidence=_evidence(ended or {}),
         step_from=step_from,
         step_now=reached,
         step_to=step_to,
@@ -197,6 +197,11 @@ def _summarise(
         useful_s=max((float(r.get("training_s") or 0.0) for r in commits), default=0.0),
         allocated_s=max(0.0, (now if end_time is None else end_time) - started),
     )
+
+
+def _evidence(record: Record) -> tuple[str, ...]:
+    found = record.get("evidence")
+    return tuple(str(one) for one in found) if isinstance(found, list) else ()
 
 
 def _cause(ended: Record | None, records: list[Record], end_time: float | None) -> tuple[str, str]:

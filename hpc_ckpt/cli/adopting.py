@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 20
 BEFOREHAND = """
-The script's exit code decides: 0 says that the work is complete, 75 that it was saved and is to go on. A
-program that the time limit kills has failed, and after two such links without a checkpoint the chain
-stops. Programs that use hpc_ckpt.Checkpointer do all that by themselves."""
+The script's exit code decides: 0 says that the work is complete, 75 that it was saved and is to
+go on. A program that the time limit kills has failed, and after two such links without a checkpoint
+the chain stops. Programs that use hpc_ckpt.Checkpointer do all that by themselves."""
 
 
 def adopt(

@@ -32,7 +32,7 @@ class Scheduler:
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     double = Scheduler()
-    monkeypatch.setattr(slurm, "run_command", double)
+    monkeypatch.setattr(slurm, "cancel", lambda job: double(["scancel", job]))
     monkeypatch.setattr(
         slurm, "cancel_pending", lambda job: double(["scancel", "--state=PENDING", job])
     )
