@@ -41,6 +41,8 @@ class ClusterConfig:
     append: bool | None
     accounting: str | None
     """slurmdbd, or what else there is; None: no accounting."""
+    limited: bool
+    """Whether the limits of associations and QoS are enforced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +160,8 @@ class Survey:
 
         Without an account all associations count: which one Slurm will use is not known here.
         """
+        if not self.config.limited:
+            return []
         mine = [one for one in self.associations or () if account in (None, one.account)]
         used = {qos} if qos else {one.qos_used for one in mine}
         of_qos = [one.max_submit for one in self.qos or () if one.name in used]

@@ -72,7 +72,8 @@ def take_survey(run: Runner = ask) -> Survey:
     partitions = parse_partitions(run([*show, "partition"]))
     counted = config.accounting == "slurmdbd"  # elsewhere sacctmgr has nobody to ask
     user = _user()
-    mine = [*table, "assoc", "where", f"user={user}", f"format={','.join(ASSOCIATION)}"]
+    who = ["where", f"user={user}", f"cluster={config.cluster}"]  # one data base may serve several
+    mine = [*table, "assoc", *who, f"format={','.join(ASSOCIATION)}"]
     every = [*table, "qos", f"format={','.join(QOS)}"]
     return Survey(
         config=config,
@@ -118,7 +119,12 @@ def parse_config(text: str) -> ClusterConfig:
         over_time_s=_seconds(values.get("OverTimeLimit")),
         append=_flag(values.get("JobFileAppend")),
         accounting=_plugin(values.get("AccountingStorageType")),
+        limited=_enforces_limits(values.get("AccountingStorageEnforce")),
     )
+
+
+def _enforces_limits(value: str | None) -> bool:
+    return value is None or not {"limits", "safe", "all"}.isdisjoint(value.lower().split(","))
 
 
 def _text(value: str | None) -> str | None:

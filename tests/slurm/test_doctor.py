@@ -135,3 +135,16 @@ def test_a_partition_that_is_not_there(idle_cluster: DevCluster, tmp_path: Path)
     """The user's mistake, before anything is submitted."""
     done = cli(idle_cluster, tmp_path, "doctor", "--partition", "nope")
     assert (2, True) == (done.returncode, "it has gpu, lowpriority" in done.stderr)
+
+
+def test_a_busy_cluster_is_nobodys_fault(idle_cluster: DevCluster, tmp_path: Path) -> None:
+    """The job did not start in the time it was given: a note, and it is taken away."""
+    generated(idle_cluster, tmp_path)
+    nodes = f"-N{len(idle_cluster.nodes)}"
+    script = ["--exclusive", "-o", "/dev/null", "--wrap", "sleep 100"]
+    busy = idle_cluster.run("sbatch", "--parsable", nodes, *script).stdout.strip()
+    words = ("doctor", "--profile", "./site.yaml", "--json", "--wait", "3s")
+    done = cli(idle_cluster, tmp_path, *words)
+    found = diagnosed(done)["trial job"]
+    assert (0, "note", True) == (done.returncode, found["grade"], "PENDING" in found["seen"])
+    assert [busy] == idle_cluster.run("squeue", "-h", "-o", "%i").stdout.split()

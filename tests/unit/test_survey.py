@@ -18,6 +18,7 @@ from hpc_ckpt.errors import SchedulerError
 
 CONFIG_22 = """\
 Configuration data as of 2026-11-17T01:00:00
+AccountingStorageEnforce = none
 AccountingStorageType   = accounting_storage/none
 AuthInfo                = socket=/tmp/c/run/munge.socket,cred_expire=5
 ClusterName             = devcluster17000
@@ -43,6 +44,7 @@ Slurmctld(primary) at localhost is UP
 """
 CONFIG_20 = """\
 Configuration data as of 2022-04-27T10:07:02
+AccountingStorageEnforce = associations,limits,qos
 AccountingStorageType   = accounting_storage/slurmdbd
 AuthInfo                = (null)
 ClusterName             = old
@@ -97,7 +99,7 @@ RESERVATIONS = """\
 ReservationName=root_1 StartTime=1794884148 EndTime=1794887748 Duration=01:00:00 Nodes=c17000n[1-4] NodeCnt=4 CoreCnt=32 Features=(null) PartitionName=(null) Flags=MAINT,IGNORE_JOBS,SPEC_NODES,ALL_NODES TRES=cpu=32 Users=root Groups=(null) Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)
 ReservationName=course StartTime=1794870000 EndTime=1794873600 Duration=01:00:00 Nodes=c1 NodeCnt=1 Flags=SPEC_NODES Users=anna State=INACTIVE
 """  # noqa: E501 - pasted
-ASSOCIATIONS = "physics|normal,preempt|normal||500|\nlab|normal|||20|1000\n"
+ASSOCIATIONS = "lab|normal||4|20|\nphysics|normal,preempt|normal|||\nroot|normal||||\n"
 QOS = (
     "normal||cluster|00:00:00|100|\n"
     "preempt||requeue|00:02:00|5000|\n"
@@ -143,6 +145,7 @@ def test_the_configuration_of_22() -> None:
         over_time_s=0.0,
         append=False,
         accounting=None,
+        limited=False,
     )
     assert expected == survey.parse_config(CONFIG_22)
 
@@ -213,11 +216,12 @@ def test_a_time_printed_for_people_is_read_too() -> None:
 
 def test_associations_and_qos() -> None:
     """An empty cell is no limit; lines that are none are passed over."""
-    physics, lab = survey.parse_associations(ASSOCIATIONS + "sacctmgr: some remark\n")
-    assert (500, ("normal", "preempt"), "normal") == (
-        physics.max_submit, physics.qos, physics.qos_used,
-    )  # fmt: skip
-    assert (20, None, "normal") == (lab.max_submit, lab.default_qos, lab.qos_used)
+    lab, physics, grouped = survey.parse_associations(
+        ASSOCIATIONS.replace("root|normal||||", "group|a,b|||500|30") + "sacctmgr: a remark\n"
+    )
+    assert (4, 20, "normal") == (lab.max_jobs, lab.max_submit, lab.qos_used)
+    assert (None, ("normal", "preempt")) == (physics.max_submit, physics.qos)
+    assert (30, "normal") == (grouped.max_submit, grouped.qos_used)
     normal, preempt, urgent, short = survey.parse_qos(QOS)
     assert (PreemptMode.REQUEUE, 120.0, 5000) == (preempt.mode, preempt.grace_s, preempt.max_submit)
     assert (None, ("preempt",), 7200.0) == (normal.mode, urgent.preempts, short.max_wall_s)
@@ -295,7 +299,7 @@ def test_a_node_alone() -> None:
         ({"max_array": 100, "max_submit": 10}, {}, ArrayLimits(100, 10)),
         ({"max_array": 9999, "max_submit": 9999}, {}, ArrayLimits(2001, 20)),
         ({}, {"account": "physics"}, ArrayLimits(2001, 100)),
-        ({}, {"account": "physics", "qos": "preempt"}, ArrayLimits(2001, 500)),
+        ({}, {"account": "physics", "qos": "preempt"}, ArrayLimits(2001, 5000)),
     ],
 )
 def test_the_tighter_limit_counts(
@@ -309,3 +313,18 @@ def test_the_tighter_limit_counts(
 def test_an_unknown_limit_is_none() -> None:
     """Nobody says anything."""
     assert ArrayLimits(None, None) == limits(surveyed(config=""), profile())
+
+
+def test_limits_that_nobody_enforces_do_not_count() -> None:
+    """A site may keep accounts without holding anybody to them."""
+    loose = CONFIG_20.replace("associations,limits,qos", "associations")
+    found = surveyed(config=loose, assoc=ASSOCIATIONS, qos=QOS)
+    assert ArrayLimits(2001, None) == limits(found, profile())
+
+
+def test_only_this_clusters_associations_are_asked_for() -> None:
+    """One data base may serve several clusters."""
+    asked = Cluster(config=CONFIG_20, partition="")
+    take_survey(asked)
+    (argv,) = [argv for argv in asked.commands if "assoc" in argv]
+    assert "cluster=old" in argv
