@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 VENV_BENCH := .venv-bench
 BENCH := $(VENV_BENCH)/bin
 STAMPS := .make
-TEST_PACKAGES := slurmctld slurmd slurm-client munge gcc e2fsprogs util-linux openmpi-bin
+TEST_PACKAGES := slurmctld slurmd slurm-client munge gcc e2fsprogs util-linux openmpi-bin \
+  slurmdbd mariadb-server slurm-wlm-mysql-plugin
 CLUSTER := $(STAMPS)/slurm
 
 .PHONY: demo test soak check format packages slurm-up slurm-down bench bench-quick clean help

@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .chain.submit import Chain as Chain
     from .chain.submit import submit as submit
+    from .chain.tasks import ChainTask as ChainTask
+    from .chain.tasks import executor as executor
     from .checkpointer import Checkpointer as Checkpointer
     from .checkpointer import best as best
     from .checkpointer import latest as latest
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Chain": ".chain.submit",
+    "ChainTask": ".chain.tasks",
     "Checkpointer": ".checkpointer",
     "HpcCkptError": ".errors",
     "LinkEnded": ".errors",
     "best": ".checkpointer",
+    "executor": ".chain.tasks",
     "latest": ".checkpointer",
     "load": ".checkpointer",
     "submit": ".chain.submit",
@@ -35,11 +39,13 @@ _HOMES = {
 
 __all__ = [
     "Chain",
+    "ChainTask",
     "Checkpointer",
     "HpcCkptError",
     "LinkEnded",
     "__version__",
     "best",
+    "executor",
     "latest",
     "load",
     "submit",

@@ -13,6 +13,7 @@ HpcCkptError (1)
 │   ├── NoCheckpoint            nothing there to load
 │   └── RestoreMismatch         the program's objects do not fit the checkpoint
 ├── Fenced (1)                  a newer generation holds the run directory
+├── ChainStopped (1)            a chain that must not go on by itself
 └── SchedulerError (1)          a scheduler command failed
 
 LinkEnded is not in the tree: it is a SystemExit, so that it ends a program which does not
@@ -126,6 +127,16 @@ class Fenced(HpcCkptError):
         super().__init__(f"generation {generation} was overtaken by generation {newer}")
         self.generation = generation
         self.newer = newer
+
+
+class ChainStopped(HpcCkptError):
+    """A chain that must not go on by itself: halted, cancelled, stuck, or its budget is spent."""
+
+    def __init__(self, root: Path, reason: str, step: int | None = None) -> None:
+        saved = "" if step is None else f"; the newest checkpoint is of step {step}"
+        super().__init__(f"{root}: the chain stops: {reason}{saved}. Submit it again to go on")
+        self.root = root
+        self.reason = reason
 
 
 class SchedulerError(HpcCkptError):

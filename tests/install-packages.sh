@@ -4,7 +4,9 @@
 missing=
 for package in $PACKAGES; do
     case $package in
-        slurmctld | slurmd) [ -x "/usr/sbin/$package" ] || missing="$missing $package" ;;
+        slurmctld | slurmd | slurmdbd) [ -x "/usr/sbin/$package" ] || missing="$missing $package" ;;
+        mariadb-server) [ -x /usr/sbin/mariadbd ] || missing="$missing $package" ;;
+        slurm-wlm-mysql-plugin) ls /usr/lib/*/slurm-wlm/accounting_storage_mysql.so >/dev/null 2>&1 || missing="$missing $package" ;;
         slurm-client) command -v sbatch >/dev/null || missing="$missing $package" ;;
         e2fsprogs) [ -x /usr/sbin/mkfs.ext4 ] || [ -x /sbin/mkfs.ext4 ] || missing="$missing $package" ;;
         util-linux) command -v unshare >/dev/null && command -v setpriv >/dev/null || missing="$missing $package" ;;

@@ -192,6 +192,44 @@ class LocalChain:
         tell_end(self._rundir, end, cause)
 
 
+class Command:
+    """A command as the work of this very process: its own output, the notice file as channel."""
+
+    returns = False
+
+    def __init__(self, argv: Sequence[str], *, own_session: bool) -> None:
+        self._argv = list(argv)
+        self._own_session = own_session
+        """Where no scheduler ends what the command leaves behind."""
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        return Path(self._argv[0]).name
+
+    def run(self) -> tuple[int, int]:
+        """Its exit code, also as the result."""
+        # Where every process of a step is signalled, the default action would end the command.
+        guarded = ["sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh", *self._argv]
+        self._child = subprocess.Popen(
+            guarded, stdin=subprocess.DEVNULL, start_new_session=self._own_session
+        )
+        try:
+            code = self._child.wait()
+        finally:
+            self.abandon()
+        return code, code
+
+    def abandon(self) -> None:
+        """Kill what still runs."""
+        if self._child is None:
+            return
+        if self._own_session:
+            kill_session(self._child.pid)
+        elif self._child.poll() is None:
+            self._child.kill()
+
+
 @contextlib.contextmanager
 def _blocked(number: signal.Signals) -> Iterator[None]:
     """What is started inside inherits the mask: a signal that comes too early stays pending."""

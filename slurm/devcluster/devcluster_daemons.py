@@ -10,12 +10,14 @@ import contextlib
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+import devcluster_accounting as accounting
 import devcluster_procs as procs
 import devcluster_setup as setup
 from devcluster_conf import STOCK_TICK_S, DevClusterError, Layout, Options, Proctrack, Refused
@@ -37,7 +39,9 @@ class DevCluster:
     def start(cls, directory: Path, *, options: Options | None = None) -> DevCluster:
         """Return when all nodes are idle; on any failure nothing is left running."""
         options = options or Options()
-        programs = setup.find_programs(with_compiler=options.tick_s < STOCK_TICK_S)
+        programs = setup.find_programs(
+            with_compiler=options.tick_s < STOCK_TICK_S, with_accounting=options.accounting
+        )
         directory = directory.resolve()
         setup.refuse_foreign(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -198,13 +202,16 @@ class DevCluster:
 
         procs.kill(find)
         procs.remove_cgroups(procs.own_nodes(self.layout))
-        # The key goes with the cluster; the link, if any, has its own directory under /tmp.
-        shutil.rmtree(self.directory / "run", ignore_errors=True)
+        # Key and database go with the cluster; the link, if any, has its own directory under /tmp.
+        for name in ("run", "db"):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
         if self.layout.root != self.directory:
             shutil.rmtree(self.layout.root.parent, ignore_errors=True)
 
     def _launch(self, programs: dict[str, str], options: Options) -> None:
         self._start_munged(programs)
+        if options.accounting:
+            self._start_accounting(programs)
         self._start_slurmctld(programs, options)
         for name in self.nodes:
             self._start_slurmd(name, programs)
@@ -224,6 +231,39 @@ class DevCluster:
             f"--seed-file={run}/munged.seed",
             f"--log-file={self.layout.root}/log/munged.log",
         )
+
+    def _start_accounting(self, programs: dict[str, str]) -> None:
+        self._daemon(*accounting.install_command(programs, self.layout))
+        self._daemon(*accounting.server_command(programs, self.layout))
+        self._wait_until("mariadbd", self._database_answers)
+        self._daemon(programs["slurmdbd"])
+        self._wait_until("slurmdbd", self._accounting_answers)
+        self.run("sacctmgr", "-i", "add", "cluster", f"devcluster{self.layout.port}")
+
+    def _database_answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.layout.database_port), timeout=1):
+                return True
+        except OSError:
+            return False
+
+    def _accounting_answers(self) -> bool:
+        try:
+            done = self.run("sacctmgr", "-n", "list", "cluster", check=False, timeout=5)
+        except DevClusterError:  # no answer yet
+            return False
+        return done.returncode == 0
+
+    def _wait_until(self, daemon: str, answers: Callable[[], bool]) -> None:
+        began = time.monotonic()
+        while not answers():
+            waited_s = time.monotonic() - began
+            alive = any(member.name == daemon for member in procs.members(self.layout))
+            # A daemon that has only just forked cannot be told from its launcher.
+            if waited_s > START_TIMEOUT_S or (waited_s > 2.0 and not alive):
+                state = "does not answer" if alive else "died while starting"
+                raise DevClusterError(f"{daemon} {state}{self._report()}")
+            time.sleep(POLL_S)
 
     def _start_slurmctld(self, programs: dict[str, str], options: Options) -> None:
         extra = {}

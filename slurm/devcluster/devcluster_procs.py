@@ -36,7 +36,7 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """A process that belongs to the cluster; node is None for the controller and munged."""
+    """A process that belongs to the cluster; node is None for the controller's side."""
 
     pid: int
     name: str
@@ -114,6 +114,10 @@ def _node_of(process: Process, layout: Layout) -> str | None:
         return None
     if process.name == "slurmd" and conf in process.argv and "-N" in process.argv:
         return process.argv[process.argv.index("-N") + 1]
+    if process.name == "mariadbd" and f"--datadir={layout.database}" in process.argv:
+        return None
+    if process.name == "slurmdbd" and str(layout.dbd_log.resolve()) in _open_files(process.pid):
+        return None
     if process.name == "slurmstepd":
         logs = {str(layout.slurmd_log(node).resolve()): node for node in layout.nodes}
         for path in _open_files(process.pid):

@@ -11,6 +11,7 @@ import fcntl
 import os
 import pwd
 import re
+import secrets
 import shlex
 import shutil
 import socket
@@ -19,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import devcluster_accounting as accounting
 import devcluster_procs as procs
 from devcluster_conf import (
     GPUS_PER_NODE,
@@ -43,7 +45,7 @@ FIRST_PORT, LAST_PORT = 17000, 32000
 # Sockets live up to 45 bytes below the root and their paths end at 107; and slurm.conf knows
 # neither spaces nor quotes.
 PLAIN_ROOT = re.compile(r"[A-Za-z0-9/._-]{1,60}")
-SUBDIRECTORIES = ("dev", "etc", "lib", "log", "run", "spool", "state")
+SUBDIRECTORIES = ("db", "dev", "etc", "lib", "log", "run", "spool", "state")
 PACKAGES = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
@@ -66,20 +68,29 @@ def proctrack_candidates(wanted: Proctrack) -> list[tuple[Proctrack, str]]:
     ]
 
 
-def find_programs(*, with_compiler: bool) -> dict[str, str]:
+def find_programs(*, with_compiler: bool, with_accounting: bool = False) -> dict[str, str]:
     """Return the path of each program needed; MissingPackages names what to install."""
     # An ordinary user's PATH often lacks the directories where Debian keeps daemons.
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
-    wanted = [name for name in PACKAGES if with_compiler or name != "gcc"]
+    wanted = {n: package for n, package in PACKAGES.items() if with_compiler or n != "gcc"}
+    wanted |= accounting.PACKAGES if with_accounting else {}
     found = {name: shutil.which(name, path=path) for name in wanted}
-    missing = [name for name, place in found.items() if place is None]
+    missing = {name: wanted[name] for name, place in found.items() if place is None}
+    if with_accounting and not _has_database_plugin():
+        missing[accounting.PLUGIN] = accounting.PLUGIN_PACKAGE
     if missing:
-        packages = " ".join(PACKAGES[name] for name in missing)
+        packages = " ".join(dict.fromkeys(missing.values()))
         raise MissingPackages(
             f"not installed: {', '.join(missing)}. "
             f"On Debian: apt-get install --no-install-recommends {packages}"
         )
     return {name: place for name, place in found.items() if place is not None}
+
+
+def _has_database_plugin() -> bool:
+    """Only Debian keeps it in a package of its own; elsewhere slurmdbd says what it lacks."""
+    places = [place for place in Path("/usr/lib").glob("*/slurm-wlm") if place.is_dir()]
+    return not places or any((place / accounting.PLUGIN).exists() for place in places)
 
 
 def refuse_foreign(directory: Path) -> None:
@@ -166,7 +177,10 @@ def write_files(layout: Layout, options: Options) -> None:
     for number in range(GPUS_PER_NODE):
         (root / "dev" / f"nvidia{number}").symlink_to("/dev/null")
     host = socket.gethostname().partition(".")[0]
-    layout.conf.write_text(slurm_conf(layout, options, host=host, user=_user_name()))
+    lines = accounting.slurm_conf_lines(layout) if options.accounting else ""
+    layout.conf.write_text(
+        slurm_conf(layout, options, host=host, user=_user_name(), accounting=lines)
+    )
     (root / "etc" / "gres.conf").write_text(gres_conf(layout))
     plugin = procs.usable_cgroup_plugin() if layout.proctrack is Proctrack.CGROUP else None
     (root / "etc" / "cgroup.conf").write_text(cgroup_conf(plugin or "cgroup/v1"))
@@ -175,6 +189,20 @@ def write_files(layout: Layout, options: Options) -> None:
     mail = root / "etc" / "mail.sh"
     mail.write_text(mail_script(layout))
     mail.chmod(0o755)
+    layout.database.chmod(0o700)
+    if options.accounting:
+        _write_accounting(layout)
+
+
+def _write_accounting(layout: Layout) -> None:
+    password = secrets.token_hex(16)
+    for path, text in (
+        (layout.conf.parent / "slurmdbd.conf",
+         accounting.slurmdbd_conf(layout, user=_user_name(), password=password)),
+        (layout.root / "run" / "grants.sql", accounting.grants(password)),
+    ):  # fmt: skip
+        path.touch(mode=0o600)
+        path.write_text(text)
 
 
 def _user_name() -> str:

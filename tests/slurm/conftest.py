@@ -50,8 +50,18 @@ def _temporary_directory() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def slurm_installed() -> None:
     """Skip on a person's own machine without Slurm; in CI that is a failure."""
+    _require(with_accounting=False)
+
+
+@pytest.fixture(scope="session")
+def accounting_installed() -> None:
+    """The same for tests that need sacct."""
+    _require(with_accounting=True)
+
+
+def _require(*, with_accounting: bool) -> None:
     try:
-        find_programs(with_compiler=True)
+        find_programs(with_compiler=True, with_accounting=with_accounting)
     except MissingPackages as error:
         if os.environ.get("CI") == "true":
             pytest.fail(f"the Slurm tests are required here: {error}")

@@ -208,3 +208,29 @@ def test_missing_programs_are_named_with_their_packages(cluster_directory: Path)
     done = command("up", str(cluster_directory), path=str(cluster_directory))
     assert done.returncode == 2
     assert "slurm-client gcc libc6-dev" in done.stderr
+
+
+def test_accounting_is_the_clusters_own_and_ends_with_it(
+    accounting_installed: None, cluster_directory: Path, tmp_path: Path
+) -> None:
+    """sacct knows a job; afterwards neither a daemon nor the database is left."""
+    options = Options(nodes=1, accounting=True)
+    with DevCluster.start(cluster_directory, options=options) as cluster:
+        job = submit(cluster, tmp_path / "job.sh", "true")
+        ask = ("sacct", "-n", "-X", "-P", "-o", "State", "-j", job)
+        assert eventually(lambda: "COMPLETED" in cluster.run(*ask).stdout, within_s=15)
+        assert f"--datadir={cluster_directory}/db" in command_lines()
+        secret = (cluster_directory / "etc" / "slurmdbd.conf").stat().st_mode & 0o777
+        assert 0o600 == secret
+    assert str(cluster_directory) not in command_lines()
+    assert not (cluster_directory / "db").exists()
+
+
+def test_the_packages_of_accounting_are_named_only_when_it_is_asked_for(
+    cluster_directory: Path,
+) -> None:
+    """A cluster without it needs none of them."""
+    for asked, named in ((["--accounting"], True), ([], False)):
+        done = command("up", str(cluster_directory), *asked, path=str(cluster_directory))
+        assert done.returncode == 2
+        assert ("mariadb-server" in done.stderr) == named

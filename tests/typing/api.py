@@ -7,7 +7,18 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpc_ckpt
-from hpc_ckpt import Chain, Checkpointer, HpcCkptError, LinkEnded, best, latest, load, submit
+from hpc_ckpt import (
+    Chain,
+    ChainTask,
+    Checkpointer,
+    HpcCkptError,
+    LinkEnded,
+    best,
+    executor,
+    latest,
+    load,
+    submit,
+)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -40,6 +51,13 @@ def run_again() -> int:
 
 def several_places() -> Checkpointer:
     return Checkpointer("runs/x", tiers=["local", Path("/scratch/x"), "root"])
+
+
+def through_submitit() -> list[float]:
+    jobs = executor("explorer", folder="logs", time="8h", partition="gpu", gpus=1)
+    command = jobs.submit(ChainTask(["python", "train.py"], "runs/x", max_restarts=40))
+    sweep = jobs.map_array(ChainTask(run_again, Path("runs/{}")), [0.1, 0.01])
+    return [command.result(), *(job.result() for job in sweep)]
 
 
 def look() -> None:
