@@ -35,6 +35,7 @@ from ..lease import Holder
 from ..rundir import Result, RunDir, prepare
 from ..settings import margin
 from .backend import Backend, Cause
+from .evidence import Finding
 from .sentry import Sentry
 from .verdict import Verdict, judge
 from .work import Ended, Work, perform
@@ -220,7 +221,7 @@ class TaskLink:
                 return
             self._time_called = True
             log.warning("the work does not end in time: the job is put back as it is")
-            seen = self._cause or Cause.TIME_LIMIT
+            seen = Finding(self._cause or Cause.TIME_LIMIT, "")
             verdict = judge(self._rundir, self._generation, EXIT_FAILED, seen)
             if verdict.result is Result.FAILED:
                 verdict = replace(verdict, reason="it did not end by itself")
@@ -247,7 +248,8 @@ class TaskLink:
     def _judge(self, ended: Ended, work: Work) -> Verdict:
         if ended.code != EXIT_COMPLETE or self._noticed is not None:
             self._look()
-        verdict = judge(self._rundir, self._generation, ended.code, self._cause)
+        seen = Finding(self._cause, "")
+        verdict = judge(self._rundir, self._generation, ended.code, seen)
         if ended.error is not None and not ended.by_link_end:
             return replace(verdict, reason=f"{type(ended.error).__name__}: {ended.error}")
         if verdict.cause in _BY_A_SIGNAL and self._asked - {"SIGTERM"}:

@@ -31,11 +31,11 @@ from ..lease import Holder
 from ..rundir import RunDir
 from ..settings import parse_signal, unknown_key
 from ..units import format_duration, parse_duration
+from .allocation import SlurmBackend
 from .backend import Cause, JobRecord
 from .local import Command, LocalBackend
 from .plan import SIGNAL_SLACK_S
 from .site import Site, directive, queue, refuse_if_live, scrubbed, setup_lines
-from .slurm import SlurmBackend
 from .spec import locate
 from .tasklink import Job, TaskLink
 from .work import Call, Work
