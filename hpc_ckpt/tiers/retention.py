@@ -41,12 +41,15 @@ def surplus(
     Kept whatever `keep` says: pins, the newest verified checkpoint and everything newer, every
     generation above our own, and whatever holds shards of something that stays. What lies above
     the newest verified one may be broken, so it counts neither among the newest N nor as the
-    best; what is known to be broken counts no more than that.
+    best. What is known to be broken does not count either, and goes when its time has come.
     """
     below = [entry for entry in entries if entry.key <= newest_verified]
     counted = [entry for entry in below if entry.key not in known_broken]
     candidates = sorted(entry.key for entry in counted)
-    kept = set(candidates[-keep.last :]) | {newest_verified}
+    newest = candidates[-keep.last :]
+    kept = {*newest, newest_verified}
+    oldest = newest[0] if newest else newest_verified
+    kept |= {entry.key for entry in below if entry.key in known_broken and entry.key > oldest}
     kept |= {entry.key for entry in entries if entry.pinned}
     if keep.every is not None:
         kept |= {key for key in candidates if key.step % keep.every == 0}
