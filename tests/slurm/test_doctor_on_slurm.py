@@ -92,7 +92,7 @@ def test_what_is_wrong_is_found_without_a_job(idle_cluster: DevCluster, tmp_path
     assert "write kill_wait: 5s" == found["time to end"]["advice"]
     assert "write preempt: {mode: requeue, grace: 10s}" == found["partition lowpriority"]["advice"]
     shown = cli(idle_cluster, tmp_path, *words)
-    assert (1, True) == (shown.returncode, "2 wrong" in shown.stdout)
+    assert (1, True) == (shown.returncode, "3 wrong" in shown.stdout)
     assert "" == left(idle_cluster)
 
 
@@ -134,7 +134,7 @@ def test_a_signal_to_doctor_takes_the_job_away(idle_cluster: DevCluster, tmp_pat
 def test_a_partition_that_is_not_there(idle_cluster: DevCluster, tmp_path: Path) -> None:
     """The user's mistake, before anything is submitted."""
     done = cli(idle_cluster, tmp_path, "doctor", "--partition", "nope")
-    assert (2, True) == (done.returncode, "it has gpu, lowpriority" in done.stderr)
+    assert (2, True) == (done.returncode, "it has cancel, gpu" in done.stderr)
 
 
 def test_a_busy_cluster_is_nobodys_fault(idle_cluster: DevCluster, tmp_path: Path) -> None:
