@@ -54,6 +54,8 @@ class Event(str, Enum):
     HOLDER_DAMAGED = "holder.damaged"  # checkpoint: its shards are written again
     REMOVED = "removed"  # checkpoint, tier
     REOPENED = "reopened"  # step: DONE was taken back, the work goes on
+    LEVEL_CHOSEN = "level.chosen"  # level, kind
+    LEVEL_REJECTED = "level.rejected"  # level, reason, lasting
     STOPPING = "stopping"  # step, reason
     FENCED = "fenced"  # newer
     WATCHDOG = "watchdog"  # step, reason

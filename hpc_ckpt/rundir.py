@@ -130,6 +130,16 @@ class RunDir:
         return self.root / "checkpoints"
 
     @property
+    def restarts(self) -> Path:
+        """Files of programs that cannot be changed; there only if a chain has such."""
+        return self.root / "restarts"
+
+    @property
+    def levels_file(self) -> Path:
+        """Which levels were tried in this chain, and what came of it."""
+        return self.control / "levels.json"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -197,10 +207,24 @@ class RunDir:
     def _has_manifest(self, key: CheckpointKey) -> bool:
         return (self.checkpoints / key.directory_name / MANIFEST_NAME).is_file()
 
+    def newest(self) -> CheckpointKey | None:
+        """How far the work has come."""
+        return max(self.all_keys(), default=None)
+
+    def all_keys(self) -> list[CheckpointKey]:
+        """Of checkpoints and restarts together."""
+        restarts = (CheckpointKey.parse(name) for name in _names(self.restarts))
+        made = [
+            key
+            for key in restarts
+            if key is not None and (self.restarts / key.directory_name / MANIFEST_NAME).is_file()
+        ]
+        return [*self.committed(), *made]
+
     # ── completion ────────────────────────────────────────────────────────────────────────
     def done(self) -> Done | None:
         """The record in DONE if it counts, else None."""
-        record = _read_json(self.done_file)
+        record = read_json(self.done_file)
         if record is None or not isinstance(record.get("generation"), int):
             return None
         step = record.get("step")
@@ -227,7 +251,7 @@ class RunDir:
 
     # ── outcome ───────────────────────────────────────────────────────────────────────────
     def outcome(self, generation: int) -> Outcome | None:
-        record = _read_json(self.outcome_file(generation))
+        record = read_json(self.outcome_file(generation))
         if record is None or record.get("outcome") not in set(Result):
             return None
         step = record.get("step")
@@ -257,7 +281,7 @@ class RunDir:
 
     # ── chain.json ────────────────────────────────────────────────────────────────────────
     def chain(self) -> dict[str, Any] | None:
-        return _read_json(self.chain_file)
+        return read_json(self.chain_file)
 
 
 def write_outcome(path: Path, outcome: Outcome) -> None:
@@ -307,7 +331,8 @@ def _parse_line(line: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
+    """None for what is missing, or no JSON object."""
     try:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -105,7 +105,7 @@ def read_status(rundir: RunDir, now: float | None = None) -> ChainStatus:
     chain = rundir.chain() or {}
     generations = lease.generations(rundir)
     links = _link_summaries(rundir, generations, now)
-    committed = rundir.committed()
+    newest = rundir.newest()
     state, reason = _state(rundir, generations, links)
     last = list(events.read(rundir.ledger_file(generations[-1]))) if generations else []
     return ChainStatus(
@@ -115,7 +115,7 @@ def read_status(rundir: RunDir, now: float | None = None) -> ChainStatus:
         reason=reason,
         last_lines=_last_lines(last) if state is State.STOPPED else (),
         remark=_remark(last) if state is State.RUNNING else "",
-        step=committed[-1].step if committed else 0,
+        step=0 if newest is None else newest.step,
         links=tuple(links),
         jobs=tuple(jobs_of(rundir)),
     )

@@ -185,11 +185,17 @@ class LinkRunner:
         return Logs(program, batch, _size(program), _size(batch))
 
     def _start(self) -> subprocess.Popen[bytes]:
-        argv = self._backend.step(self._orders.argv, self._rundir.log_file(self._generation))
+        argv = self._backend.step(self._argv(), self._rundir.log_file(self._generation))
         if self._backend.enforces_end:
             return self._popen(argv, None)
         with self._rundir.log_file(self._generation).open("ab") as stream:
             return self._popen(argv, stream.fileno())
+
+    def _argv(self) -> Sequence[str]:
+        """The command itself, or the steward who saves for it."""
+        if not self._orders.levels:
+            return self._orders.argv
+        return (sys.executable, "-I", "-m", "hpc_ckpt.levels.steward")
 
     def _popen(self, argv: Sequence[str], output: int | None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -315,8 +321,8 @@ class LinkRunner:
             self._succession.mail(self._orders.mail)
 
     def _newest_step(self) -> int:
-        keys = self._rundir.committed()
-        return keys[-1].step if keys else 0
+        newest = self._rundir.newest()
+        return 0 if newest is None else newest.step
 
     def _left(self) -> str:
         if self._clock.deadline is None:

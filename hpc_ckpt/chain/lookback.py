@@ -43,7 +43,7 @@ def _write_down(
 ) -> None:
     begun_at = [r.get("step") for r in records if r["event"] == Event.LINK_STARTED.value][-1]
     step_from = begun_at if isinstance(begun_at, int) else 0
-    keys = [key.step for key in rundir.committed() if key.generation == generation]
+    keys = [key.step for key in rundir.all_keys() if key.generation == generation]
     ledger.emit(
         Event.LINK_EXPLAINED,
         generation=generation,

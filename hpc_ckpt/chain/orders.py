@@ -99,6 +99,8 @@ class Orders:
     """(signal, command | workers)"""
     log_limit: int
     member: MemberOrders | None
+    levels: tuple[str, ...]
+    """Which levels may save for the program, in this order; none: it saves for itself."""
     packages: dict[str, str] | None
     """Installed packages at submission by directory, if they are pinned."""
 
@@ -152,6 +154,7 @@ class Orders:
             member=None if member is None else MemberOrders(
                 int(member["index"]), str(member["name"]), dict(member["values"])
             ),
+            levels=tuple(str(one["name"]) for one in record.get("levels") or ()),
             packages=record.get("packages"),
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import SpecError
+from ..levels.choice import MODEL, Choice
 from ..settings import DEFAULT_POLICY, parse_keep
 from ..tiers.wishes import HOME, Survives, check_names
 from ..units import format_duration, parse_duration
@@ -29,12 +30,14 @@ LONGEST_DEFAULT_LINK_S = 8 * 3600.0
 LOCAL_LINK_S = 3600.0
 SIGNAL_SLACK_S = 60.0
 """Slurm may send --signal this much earlier than asked."""
-LEVEL = "model: the command is expected to use hpc_ckpt.Checkpointer, or to exit 75 when saved"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What will be submitted."""
+
+    level: Choice
+    """What makes the program resumable."""
 
     backend: Backend
     cluster: str
@@ -78,7 +81,8 @@ class Plan:
             f" ({format_duration(self.links * self.link_s)} in all)",
             *([] if self.strategy is Strategy.ARRAY else [f"strategy  {self.strategy.value}"]),
             *([f"work      {format_duration(self.total_s)} asked for"] if self.total_s else []),
-            f"level     {LEVEL}",
+            f"level     {self.level.chosen}: {self.level.why}",
+            *(f"  not     {name}: {why}" for name, why in self.level.rejected),
             f"policy    {self.policy}",
             f"keep      {self.keep}",
             *([f"tiers     {', then '.join(self.tiers)}"] if self.tiers else []),
@@ -104,6 +108,7 @@ def plan_chain(
     profile: Profile,
     *,
     cwd: Path,
+    level: Choice = MODEL,
     activations: Sequence[Activation] = (),
     limits: ArrayLimits | None = None,
     home: str | None = None,
@@ -123,6 +128,7 @@ def plan_chain(
     prologue = (profile.environment.prologue or "").strip("\n") or None
     array = _array(spec, strategy, links)
     return Plan(
+        level=level,
         backend=profile.backend,
         cluster=profile.cluster,
         name=spec.name,
@@ -148,6 +154,7 @@ def plan_chain(
         tiers=_tiers_text(spec, profile),
         notes=(
             *notes,
+            *([level.warning] if level.warning else []),
             *_partition_notes(spec, profile, partitions),
             *_member_notes(spec),
             *root_warnings(spec, profile, home=home),

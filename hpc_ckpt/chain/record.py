@@ -38,6 +38,7 @@ def chain_record(
         "cwd": str(cwd or plan.cwd),
         "threads": _threads(spec, profile),
         "backend": profile.backend.value,
+        "levels": list(plan.level.entries),
         "strategy": plan.strategy.value,
         "links": plan.links,
         "gpus": plan.gpus,

@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ..errors import SpecError
+from ..levels.choice import LEVELS
 from ..settings import parse_keep, parse_memory, parse_policy, parse_signal
 from ..tiers.wishes import parse_entries
 from .fields import Count, Duration, Line, Memory, Section, Words, checked, line, text
@@ -73,10 +74,8 @@ def _gpus(value: object) -> int | str:
 
 def _level(value: object) -> str:
     shown = text(value)
-    if shown in ("application", "system"):
-        raise ValueError(f"level {shown!r} is not available in this version; write model or auto")
-    if shown not in ("auto", "model"):
-        raise ValueError(f"{shown!r} is not a level; write model or auto")
+    if shown not in LEVELS:
+        raise ValueError(f"{shown!r} is not a level; write one of {', '.join(LEVELS)}")
     return shown
 
 
@@ -240,6 +239,8 @@ class Spec(Section):
     tiers: Annotated[tuple[str, ...], BeforeValidator(checked(_tiers))] = ()
     """Fastest first: names of the profile's storage, directories (with a slash), or root."""
     level: Annotated[str, BeforeValidator(_level)] = "auto"
+    recipe: Line | None = None
+    """Which recipe knows the command, where none is found by its name."""
     members: Annotated[tuple[Member, ...], BeforeValidator(members_of)] = ()
     """A sweep: one independent chain for each."""
     parallel: Count | None = None

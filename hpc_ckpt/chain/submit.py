@@ -21,6 +21,10 @@ from typing import Any
 
 from .. import fsio, lease
 from ..errors import SchedulerError, SpecError
+from ..levels.base import Work
+from ..levels.choice import Choice
+from ..levels.choose import choose
+from ..levels.recipe import load_recipes
 from ..provenance import git_version
 from ..rundir import RunDir
 from ..settings import ENV_PREFIX
@@ -112,6 +116,7 @@ def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bo
         spec,
         profile,
         cwd=cwd,
+        level=_level(loaded, cwd, environ),
         activations=active(environ),
         limits=None
         if found is None
@@ -119,6 +124,14 @@ def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bo
         home=environ.get("HOME"),
         remarks=() if found is None else _maintenance(found),
     )
+
+
+def _level(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> Choice:
+    spec, tools = loaded.spec, loaded.profile.tools.model_dump(mode="json")
+    work = Work(
+        argv=tuple(spec.argv), cwd=cwd, environ=environ, gpus=int(bool(spec.resources.gpus))
+    )
+    return choose(work, spec.level, recipes=load_recipes(), recipe=spec.recipe, tools=tools)
 
 
 def _survey() -> Survey | None:

@@ -113,13 +113,13 @@ def sweep_status(root: str | os.PathLike[str]) -> SweepStatus:
 def _member_status(member: SweepMember) -> MemberStatus:
     rundir = member.rundir
     links = lease.highest(rundir)
-    committed = rundir.committed()
+    newest = rundir.newest()
     state, reason = _state(rundir, links)
     return MemberStatus(
         index=member.index,
         name=member.name,
         state=state,
-        step=committed[-1].step if committed else 0,
+        step=0 if newest is None else newest.step,
         links=links,
         reason=reason,
     )

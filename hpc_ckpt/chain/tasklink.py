@@ -330,8 +330,8 @@ class TaskLink:
         return found
 
     def _newest_step(self) -> int:
-        keys = self._rundir.committed()
-        return keys[-1].step if keys else 0
+        newest = self._rundir.newest()
+        return 0 if newest is None else newest.step
 
     # ── other ranks ───────────────────────────────────────────────────────────────────────
     def _follow(self, work: Work) -> Any:

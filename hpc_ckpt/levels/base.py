@@ -1,0 +1,122 @@
+"""The contract of a level: how a program that cannot be changed is saved and brought back.
+
+The steward drives one of these through a link; the link runner knows only the steward.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import HpcCkptError
+from .program import Program
+
+
+class Kind(str, Enum):
+    """The three levels that people name; `plain` is none of them."""
+
+    MODEL = "model"
+    APPLICATION = "application"
+    SYSTEM = "system"
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What the user asked to be run, and what is known of the place."""
+
+    argv: tuple[str, ...]
+    cwd: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    scratch: Path | None = None
+    """A directory of this link for sockets, port files and the like."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """How to start the program now."""
+
+    argv: tuple[str, ...]
+    cwd: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """The whole environment."""
+    output: Path | None = None
+    """Where its output goes instead of the steward's own; the steward passes it on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What a level may know when it is asked for a save."""
+
+    until: float
+    """time.monotonic() by which it must be over."""
+    last: bool = False
+    """Nothing of this program need go on afterwards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What a save has put into its directory."""
+
+    step: int | None = None
+    """Grows with the work; None: the level cannot tell, and saves are counted."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What resume() needs beside the files; kept in the manifest as JSON."""
+
+
+class SaveFailed(HpcCkptError):
+    """No restart came of it; the program may or may not still run."""
+
+
+class NothingNew(HpcCkptError):
+    """There is nothing that the last restart does not have; nothing is wrong."""
+
+
+class ResumeFailed(HpcCkptError):
+    """This restart cannot be gone on from; an older one may."""
+
+
+class Level(Protocol):
+    """Every path it is given is absolute. Nothing here writes outside `into`, `scratch` and,
+    in resume(), the files that the program itself reads."""
+
+    name: str
+    kind: Kind
+    lead_s: float
+    """How long a last save takes if none has been measured yet."""
+
+    def probe(self, work: Work) -> str | None:
+        """Why it cannot be used here for this; None: it can. Starts nothing that lasts."""
+
+    def first(self, work: Work) -> Start: ...
+
+    def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
+        """Put the files of a restart, all verified, where the program looks for them."""
+
+    def resumed(self, program: Program, until: float) -> None:
+        """Wait until the program runs again, at most to this moment of time.monotonic().
+        Raises ResumeFailed."""
+
+    def ask(self, program: Program, into: Path, moment: Moment) -> None:
+        """Ask for a save, and return at once if it can. Raises SaveFailed, NothingNew."""
+
+    def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
+        """Until the save that was asked for is over and everything it needs is in `into`,
+        synced or not. Raises SaveFailed, NothingNew."""
+
+    def is_complete(self, work: Work, code: int) -> bool | None:
+        """Whether the work is done, now that the program has ended; None: code 0 says it."""
+
+    def own_failure(self, code: int) -> str | None:
+        """Why an end with this code, before any save, is the level's doing; None: it is not."""
+
+    def progress(self, program: Program) -> int | None:
+        """Evidence that it gets anywhere, in the unit of Saved.step; None: cannot tell."""
+
+    def close(self) -> None:
+        """The link is over: end what the level itself has started."""

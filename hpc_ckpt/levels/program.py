@@ -1,0 +1,112 @@
+"""The user's program as a child: its process tree, its end, its processor time."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+LOOK_EVERY_S = 0.1
+TICKS = os.sysconf("SC_CLK_TCK")
+_RESET = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Program:
+    """One process with its descendants, in a session of its own."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        cwd: Path,
+        environ: Mapping[str, str],
+        output: Path | None = None,
+    ) -> None:
+        self._before_s = 0.0
+        with contextlib.ExitStack() as stack:
+            stream = None if output is None else stack.enter_context(output.open("ab"))
+            self._child = subprocess.Popen(
+                list(argv),
+                cwd=cwd,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=None if stream is None else subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_reset_signals,  # noqa: PLW1509 - no threads beside this one yet
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended; -N: killed by signal N."""
+        return self._child.poll()
+
+    def wait(self, until: float) -> int | None:
+        """The same, waiting for it up to a moment of time.monotonic()."""
+        while (code := self.poll()) is None and time.monotonic() < until:
+            time.sleep(LOOK_EVERY_S)
+        return code
+
+    def tell(self, number: signal.Signals) -> None:
+        """To the process itself, not to its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """Kill the whole tree, whatever of it is left."""
+        for pid in self.tree():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._child.wait()
+
+    def tree(self) -> list[int]:
+        """The process and its descendants, those that live."""
+        children: dict[int, list[int]] = {}
+        for pid, fields in _processes():
+            children.setdefault(int(fields[1]), []).append(pid)
+        found, pending = [], [self.pid]
+        while pending:
+            pid = pending.pop()
+            found.append(pid)
+            pending += children.get(pid, [])
+        return found
+
+    def processor_s(self) -> float:
+        """Processor time of the tree, ended children included."""
+        mine = set(self.tree())
+        used = sum(
+            sum(int(ticks) for ticks in fields[11:15])
+            for pid, fields in _processes()
+            if pid in mine
+        )
+        return used / TICKS
+
+    def memory(self) -> int:
+        """Resident bytes of the tree."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        mine = set(self.tree())
+        return sum(page * int(fields[21]) for pid, fields in _processes() if pid in mine)
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    """Every process with the fields of its stat file from the state on."""
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            with contextlib.suppress(OSError):
+                text = (path / "stat").read_text(encoding="ascii", errors="replace")
+                yield int(path.name), text.rpartition(")")[2].split()
+
+
+def _reset_signals() -> None:
+    for number in _RESET:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,0 +1,75 @@
+"""What is known of levels in one chain: tried, chosen, failed, and why."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from .. import fsio
+from ..events import Event, EventLog
+from ..rundir import RunDir, read_json
+
+log = logging.getLogger("hpc_ckpt.steward")
+
+
+class Trials:
+    """One file for the chain, control/levels.json; only the holder of the lease writes it."""
+
+    def __init__(self, place: RunDir, generation: int, events: EventLog) -> None:
+        self._path = place.levels_file
+        self._generation = generation
+        self._events = events
+        self._record = read_json(self._path) or {}
+
+    def choose(self, name: str, kind: str) -> None:
+        log.info("level: %s", name)
+        self._events.emit(Event.LEVEL_CHOSEN, level=name, kind=kind)
+        self._note("chosen", {**self._of("chosen"), str(self._generation): name})
+
+    def reject(self, name: str, why: str) -> None:
+        """Not now; the next link asks again."""
+        log.warning("level %s: %s", name, why)
+        self._events.emit(Event.LEVEL_REJECTED, level=name, reason=why, lasting=False)
+        self._note("rejected", {**self._of("rejected"), name: why})
+
+    def fail(self, name: str, why: str) -> None:
+        """Not again in this chain."""
+        log.warning("level %s does not work for this program here: %s", name, why)
+        self._events.emit(Event.LEVEL_REJECTED, level=name, reason=why, lasting=True)
+        self._note("failed", {**self._of("failed"), name: why})
+
+    def failed(self, name: str) -> str | None:
+        why = self._of("failed").get(name)
+        return None if why is None else f"failed in an earlier attempt: {why}"
+
+    def save(self, name: str) -> None:
+        self._once("saved", name)
+
+    def has_saved(self, name: str) -> bool:
+        """A level that has saved once is not given up for one save that failed."""
+        return name in self._of("saved")
+
+    def survive(self, name: str) -> None:
+        self._once("survived", name)
+
+    def survived(self, name: str) -> bool:
+        """Whether any restart of it was gone on from."""
+        return name in self._of("survived")
+
+    def _once(self, key: str, name: str) -> None:
+        if name not in self._of(key):
+            self._note(key, {**self._of(key), name: self._generation})
+
+    def _of(self, key: str) -> dict[str, Any]:
+        found = self._record.get(key)
+        return found if isinstance(found, dict) else {}
+
+    def _note(self, key: str, value: dict[str, Any]) -> None:
+        self._record[key] = value
+        data = (json.dumps(self._record, indent=1) + "\n").encode()
+        try:
+            fsio.write_atomic(self._path, data)
+        except OSError as error:
+            log.warning("%s: %s", self._path, error)

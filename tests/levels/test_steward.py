@@ -1,0 +1,288 @@
+"""The steward with a level made for tests: a counter in a file that the level copies."""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_ckpt import events, fsio, lease
+from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
+from hpc_ckpt.events import EventLog
+from hpc_ckpt.levels.base import Kind, Moment, ResumeFailed, Saved, SaveFailed, Start, Work
+from hpc_ckpt.levels.plain import Plain
+from hpc_ckpt.levels.program import Program
+from hpc_ckpt.levels.restarts import Restarts, copy_in, put_back
+from hpc_ckpt.levels.steward import Steward
+from hpc_ckpt.policy.interval import EveryTime
+from hpc_ckpt.rundir import Result, RunDir, prepare
+from hpc_ckpt.settings import Settings
+
+COUNT = """
+import sys, time
+from pathlib import Path
+state, most = Path("state"), int(sys.argv[1])
+n = int(state.read_text()) if state.exists() else 0
+while n < most:
+    n += 1
+    new = Path("state.new"); new.write_text(str(n)); new.rename(state)
+    time.sleep(0.02)
+"""
+
+
+class Copying:
+    """Saves by copying the program's file `state`."""
+
+    kind = Kind.APPLICATION
+    lead_s = 0.2
+
+    def __init__(self, name: str = "copying", *, saves: bool = True, resumes: bool = True) -> None:
+        self.name = name
+        self.saves = saves
+        self.resumes = resumes
+        self.refuses: str | None = None
+        self.closed = 0
+
+    def probe(self, work: Work) -> str | None:
+        return self.refuses
+
+    def first(self, work: Work) -> Start:
+        return Start(argv=work.argv, cwd=work.cwd, environ=work.environ)
+
+    def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
+        if not self.resumes:
+            raise ResumeFailed("broken on purpose")
+        put_back(restart / "state", work.cwd / "state")
+        return self.first(work)
+
+    def resumed(self, program: Program, until: float) -> None:
+        return
+
+    def ask(self, program: Program, into: Path, moment: Moment) -> None:
+        if not self.saves:
+            program.end()
+            raise SaveFailed("broken on purpose")
+
+    def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
+        copy_in(self._cwd / "state", into / "state")
+        return Saved(step=int((into / "state").read_text()))
+
+    def at(self, cwd: Path) -> "Copying":
+        self._cwd = cwd
+        return self
+
+    def is_complete(self, work: Work, code: int) -> bool | None:
+        return None
+
+    def own_failure(self, code: int) -> str | None:
+        return "it could not be launched" if code == 99 else None
+
+    def progress(self, program: Program) -> int | None:
+        return None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Case:
+    """A run directory and the links of a chain in it."""
+
+    def __init__(self, place: Path) -> None:
+        self.rundir = RunDir(place / "run")
+        prepare(self.rundir)
+        self.cwd = place / "work"
+        self.cwd.mkdir()
+        self.script = place / "count.py"
+        self.script.write_text(COUNT)
+
+    def link(
+        self, *levels: Any, argv: tuple[str, ...] = ("100000",), interval_s: float = 600.0
+    ) -> Steward:
+        held = lease.acquire_standalone(self.rundir)
+        self.generation = held.generation
+        held.release()
+        words = argv if len(argv) > 1 else (sys.executable, str(self.script), *argv)
+        work = Work(argv=words, cwd=self.cwd, environ=dict(os.environ))
+        return Steward(
+            self.rundir,
+            self.generation,
+            work,
+            levels,
+            Settings(policy=EveryTime(interval_s)),
+            EventLog(self.rundir.events_file(self.generation, "here")),
+        )
+
+    def notice_after(self, seconds: float) -> None:
+        generation = self.generation
+        threading.Timer(seconds, lambda: self.rundir.give_notice(generation, "test")).start()
+
+    def names(self) -> list[str]:
+        path = self.rundir.events_file(self.generation, "here")
+        return [record["event"] for record in events.read(path)]
+
+    def result(self) -> Result:
+        outcome = self.rundir.outcome(self.generation)
+        assert outcome is not None
+        return outcome.outcome
+
+    @property
+    def restarts(self) -> Restarts:
+        return Restarts(self.rundir)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def test_a_notice_saves_and_the_next_link_goes_on(case: Case) -> None:
+    level = Copying().at(case.cwd)
+    link = case.link(level)
+    case.notice_after(0.8)
+    assert EXIT_SAVED == link.run()
+    assert Result.SAVED is case.result()
+    (key,) = case.restarts.keys()
+    assert key.step > 5
+    (case.cwd / "state").write_text("1")  # what the program left is not what counts
+    link = case.link(level, argv=(str(key.step + 3),))
+    assert EXIT_COMPLETE == link.run()
+    assert "restored" in case.names()
+    assert case.rundir.done() is not None
+    assert str(key.step + 3) == (case.cwd / "state").read_text()
+    assert 2 == level.closed
+
+
+def test_the_deadline_saves(case: Case) -> None:
+    link = case.link(Copying().at(case.cwd))
+    case.rundir.write_deadline(case.generation, time.time() + 2.0)
+    assert EXIT_SAVED == link.run()
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None
+    assert outcome.reason.startswith("deadline:")
+    assert time.time() < (case.rundir.deadline(case.generation) or 0.0)
+
+
+def test_saves_come_at_the_policys_interval_and_few_are_kept(case: Case) -> None:
+    link = case.link(Copying().at(case.cwd), interval_s=0.3)
+    case.notice_after(2.5)
+    assert EXIT_SAVED == link.run()
+    assert case.names().count("save.committed") >= 5
+    assert 3 == len(case.restarts.keys())
+    assert "removed" in case.names()
+
+
+def test_a_damaged_restart_falls_back_to_the_one_before(case: Case) -> None:
+    level = Copying().at(case.cwd)
+    for _ in range(2):
+        link = case.link(level)
+        case.notice_after(0.6)
+        link.run()
+    older, newer = case.restarts.keys()
+    shard = case.restarts.path_of(newer) / "files" / "state"
+    shard.write_text(shard.read_text() + "0")
+    link = case.link(level, argv=(str(older.step + 2),))
+    assert EXIT_COMPLETE == link.run()
+    assert str(older.step + 2) == (case.cwd / "state").read_text()
+
+
+@pytest.mark.parametrize("what", ["truncate", "manifest", "missing", "extra"])
+def test_every_damage_to_a_restart_is_found(case: Case, what: str) -> None:
+    link = case.link(Copying().at(case.cwd))
+    case.notice_after(0.6)
+    link.run()
+    (key,) = case.restarts.keys()
+    place = case.restarts.path_of(key)
+    if what == "truncate":
+        os.truncate(place / "files/state", 0)
+    elif what == "manifest":
+        path = place / "MANIFEST.json"
+        path.write_text(path.read_text().replace("copying", "copyinG"))
+    elif what == "missing":
+        (place / "files/state").unlink()
+    else:
+        (place / "files/more").write_text("x")
+    skipped: list[str] = []
+    assert [] == list(case.restarts.newest("copying", lambda _key, why: skipped.append(why)))
+    assert 1 == len(skipped)
+
+
+def test_a_manifest_that_leaves_its_directory_is_refused(case: Case) -> None:
+    from hpc_ckpt.levels import restarts as room
+
+    place = case.rundir.restarts / "step-000000001-g00000001"
+    (place / "files").mkdir(parents=True)
+    record = {"name": "../../../etc/passwd", "size": 1, "digest": "0" * 32}
+    manifest = {"format": 1, "level": "copying", "facts": {}, "files": [record]}
+    fsio.write_atomic(place / "MANIFEST.json", room._seal(manifest))
+    skipped: list[str] = []
+    list(case.restarts.newest("copying", lambda _key, why: skipped.append(why)))
+    assert "outside" in skipped[0]
+
+
+def test_a_level_whose_first_save_kills_gives_way_to_the_next(case: Case) -> None:
+    broken = Copying("broken", saves=False).at(case.cwd)
+    good = Copying("good").at(case.cwd)
+    link = case.link(broken, good)
+    case.notice_after(0.6)
+    assert EXIT_SAVED == link.run()
+    record = json.loads(case.rundir.levels_file.read_text())
+    assert "broken" in record["failed"]
+    link = case.link(broken, good, argv=("3",))
+    assert EXIT_COMPLETE == link.run()
+    chosen = json.loads(case.rundir.levels_file.read_text())["chosen"]
+    assert {"1": "good", "2": "good"} == chosen
+
+
+def test_a_level_that_cannot_launch_gives_way_in_the_same_link(case: Case) -> None:
+    argv = (sys.executable, "-c", "import os, sys; sys.exit(99 if not os.path.exists('x') else 0)")
+    first = Copying("first").at(case.cwd)
+    link = case.link(first, Plain(), argv=argv)
+    assert EXIT_FAILED == link.run()  # plain takes the code for the program's own
+    assert case.names().count("level.chosen") == 2
+    assert "level.rejected" in case.names()
+
+
+def test_a_level_whose_restarts_do_not_restart_gives_way(case: Case) -> None:
+    level = Copying("once").at(case.cwd)
+    link = case.link(level)
+    case.notice_after(0.6)
+    link.run()
+    (case.cwd / "state").unlink()
+    level.resumes = False
+    link = case.link(level, Plain(), argv=("3",))
+    assert EXIT_COMPLETE == link.run()
+    assert "once" in json.loads(case.rundir.levels_file.read_text())["failed"]
+
+
+def test_a_program_that_fails_is_a_failed_link(case: Case) -> None:
+    link = case.link(Plain(), argv=(sys.executable, "-c", "raise SystemExit(3)"))
+    assert EXIT_FAILED == link.run()
+    assert Result.FAILED is case.result()
+
+
+def test_what_is_overtaken_publishes_nothing(case: Case) -> None:
+    link = case.link(Copying().at(case.cwd), interval_s=0.5)
+    newer = lease.acquire_standalone(case.rundir)
+    assert EXIT_SAVED == link.run()
+    newer.release()
+    assert [] == case.restarts.keys()
+    assert case.rundir.outcome(case.generation) is None
+    assert "fenced" in case.names()
+
+
+def test_nothing_of_the_tree_outlives_the_link(case: Case) -> None:
+    code = (
+        "import subprocess, time; p = subprocess.Popen(['sleep', '1000'], start_new_session=True); "
+        "open('pid', 'w').write(str(p.pid)); time.sleep(1000)"
+    )
+    link = case.link(Plain(), argv=(sys.executable, "-c", code))
+    case.notice_after(1.0)
+    link.run()
+    pid = int((case.cwd / "pid").read_text())
+    stat = Path(f"/proc/{pid}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
