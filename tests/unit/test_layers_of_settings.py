@@ -313,7 +313,7 @@ def test_what_is_missing_is_blamed_on_the_file_and_not_on_a_variable(
 
 def test_several_mistakes_are_counted(load_here: Load, work: Path) -> None:
     """The first is said, the others are announced."""
-    text = "command: x\nresources: {cpus: 0, nodes: 2}\nlevel: system\n"
+    text = "command: x\nresources: {cpus: 0, nodes: 2}\nlevel: nonsense\n"
     assert complaint(load_here, work, text).endswith(" (and 2 more)")
 
 
