@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import lease
-from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError
+from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError, RootError
 from ..events import Event, EventLog
 from ..rundir import Result, RunDir
 from ..units import format_duration
@@ -34,7 +34,7 @@ from .budget import budget_spent, links_left, reason_to_stop
 from .clockwork import Clockwork
 from .evidence import last_lines, tail
 from .local import LocalBackend
-from .lookback import avoid_bad_hosts, explain_last
+from .lookback import avoid_bad_hosts, cancelled_unseen, explain_last
 from .orders import HALT, Orders
 from .succession import succession
 from .surroundings import environment
@@ -46,6 +46,9 @@ log = logging.getLogger("hpc_ckpt.link")
 WAKE_EVERY_S = 1.0
 PREPARE_EVERY_S = 60.0
 LEASE_SLACK_S = 30.0
+STORAGE_RETRY_S = 30.0
+STORAGE_PATIENCE_S = 900.0
+"""Then the token is given up; with 20 of them somebody has five hours to make room."""
 
 
 class _ToldToStop(Exception):
@@ -88,6 +91,7 @@ class LinkRunner:
             taken = self._take_lease()
         except _ToldToStop:
             log.info("told to stop while waiting for the lease; nothing was started")
+            self._halt_if_cancelled()
             return EXIT_COMPLETE
         self._enter(taken.generation)
         try:
@@ -119,7 +123,27 @@ class LinkRunner:
             return f"the chain is halted: {halted}"
         return budget_spent(self._rundir, self._generation - 1, self._orders)
 
+    def _halt_if_cancelled(self) -> None:
+        """It has no ledger of its own: the halt file tells the others."""
+        record = self._backend.look()
+        if record.cause is not None and self._orders.reaction(record.cause) == HALT:
+            reason = f"{record.cause.value} before link {self._generation} began"
+            self._write_halt(reason)
+            self._succession.end()
+
     def _take_lease(self) -> lease.Lease:
+        """A file system that is full or away for a while costs waiting, not the whole array."""
+        end = time.monotonic() + STORAGE_PATIENCE_S
+        while True:
+            try:
+                return self._acquire()
+            except RootError as error:
+                if not isinstance(error.__cause__, OSError) or time.monotonic() >= end:
+                    raise
+                log.warning("%s; tried again in %g s", error, STORAGE_RETRY_S)
+                self._sleep_unless_told(STORAGE_RETRY_S)
+
+    def _acquire(self) -> lease.Lease:
         waiting = lease.Waiting(
             probe=self._backend.probe,
             limit_s=self._backend.kill_wait_s + LEASE_SLACK_S,
@@ -134,6 +158,10 @@ class LinkRunner:
 
     def _ends_with_the_last(self) -> bool:
         """Whether a link that could not say so itself was the last one."""
+        cancelled = cancelled_unseen(self._rundir, self._backend)
+        if cancelled is not None and self._orders.reaction(Cause.CANCELLED) == HALT:
+            self._stop_chain(f"cancelled by the user: {cancelled}, before it began", [])
+            return True
         explained = explain_last(
             self._rundir, self._generation, self._orders, self._backend, self._ledger
         )
@@ -162,6 +190,11 @@ class LinkRunner:
             **vars(self._backend.holder()),
         )
         log.info("link %d: from step %d, %s", self._generation, self._step_from, self._left())
+        if self._clock.seen is not None:
+            cause = self._clock.seen.cause or Cause.STOPPED
+            reason = "told to stop before the program was started"
+            said = (self._clock.seen.said,)
+            return self._finish(Verdict(Result.FAILED, cause, reason, evidence=said), None)
         different = pinning.changed(self._orders.packages or {})
         if different is not None:
             return self._finish(Verdict(Result.FAILED, Cause.NOT_STARTED, different), None)
@@ -174,7 +207,7 @@ class LinkRunner:
             code = self._wait_for(child)
         finally:
             _kill_group(child)  # does nothing once it has ended; never leaves it behind
-        if self._terminated or self._rundir.notice(self._generation) is not None:
+        if code != EXIT_COMPLETE or self._terminated:
             self._clock.look_again()  # it may have left sooner than anybody asked
         verdict = judge(self._rundir, self._generation, code, self._clock.seen, logs)
         return self._finish(verdict, code)
@@ -303,9 +336,16 @@ class LinkRunner:
         log.info("the chain stops: %s", reason)
         for line in lines:
             log.info("  %s", line)
-        if self._rundir.halted() is None:
-            self._rundir.write_halt(reason)
+        self._write_halt(reason)
         self._end_succession()
+
+    def _write_halt(self, reason: str) -> None:
+        """Whatever becomes of it, what is pending must be cancelled."""
+        try:
+            if self._rundir.halted() is None:
+                self._rundir.write_halt(reason)
+        except OSError as error:
+            log.warning("%s: %s", self._rundir.halt_file, error)
 
     def _end_succession(self) -> None:
         cancelled = self._succession.end()
