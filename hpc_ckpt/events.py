@@ -30,7 +30,7 @@ class Event(str, Enum):
     LINK_EXPLAINED = "link.explained"  # generation (of an earlier link), cause, evidence, time
     CHAIN_EXTENDED = "chain.extended"  # job, links
     NOTHING_FOLLOWS = "chain.nothing_follows"  # reason
-    HOSTS_EXCLUDED = "chain.hosts_excluded"  # hosts
+    HOSTS_EXCLUDED = "chain.hosts_excluded"  # hosts: all that are, from now on
     LOG_CUT = "link.log_cut"  # bytes
     CHAIN_STOPPED = "chain.stopped"  # reason
     CHAIN_DONE = "chain.done"  # generation, step

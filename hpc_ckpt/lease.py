@@ -160,6 +160,20 @@ def holder_of(rundir: RunDir, generation: int) -> Holder | None:
         return None
 
 
+def taken_at(rundir: RunDir, generation: int) -> float:
+    """When its holder asked for it, unix seconds of the file system; 0.0 for no such generation."""
+    try:
+        return (rundir.lease / f"{generation:08d}").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def started_at(holder: Holder) -> float:
+    """When a holder on this host, in this boot, began; unix seconds."""
+    ago = time.clock_gettime(time.CLOCK_BOOTTIME) - holder.started / os.sysconf("SC_CLK_TCK")
+    return time.time() - ago
+
+
 def alive_here(holder: Holder) -> bool | None:
     """Whether the holder's process lives on this host; None if it ran somewhere else."""
     if holder.host != socket.gethostname():

@@ -87,7 +87,18 @@ class SlurmBackend:
         state = slurm.accounted_state(holder.job, holder.restarts, self.run)
         if state is None or of_state(state) is None:
             return record
-        return JobRecord(record.end, of_state(state), f"sacct: {state}")
+        cause = of_state(state)
+        return JobRecord(record.end, cause, f"sacct: {state}", certain=cause is Cause.CANCELLED)
+
+    def cancelled_members(self) -> list[str]:
+        """Members of this array that began and were cancelled; Slurm remembers them for a while."""
+        if self.array is None:
+            return []
+        try:
+            text = self.run(["scontrol", "-o", "show", "job", self.array])
+        except SchedulerError:
+            return []
+        return slurm.cancelled_members(text)
 
     def step(self, argv: Sequence[str], log: Path) -> list[str]:
         """One srun step with the shim as its direct task.

@@ -56,6 +56,8 @@ class JobRecord:
     """Its own words, for the ledger."""
     ending: bool = False
     """The fatal signal follows within the kill wait."""
+    certain: bool = False
+    """Nothing that was said before outranks this: a preempted job can still be cancelled."""
 
 
 class Backend(Protocol):
@@ -79,6 +81,9 @@ class Backend(Protocol):
 
     def look(self) -> JobRecord:
         """Ask the scheduler about this link's own job. Never raises: no answer is no fact."""
+
+    def cancelled_members(self) -> list[str]:
+        """Ids of this array's members that began and were cancelled."""
 
     def explain(self, holder: Holder) -> JobRecord:
         """Ask how another link's job ended, while it is remembered. Never raises."""

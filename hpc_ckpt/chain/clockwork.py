@@ -60,7 +60,11 @@ class Clockwork:
         self._started = time.time()
         left = seconds_left(self._rundir, self._generation, self._orders)
         self._budget_end = None if left is None else self._started + left
-        self._publish(self._backend.look())
+        record = self._backend.look()
+        if record.ending or record.certain:
+            self._learn(record)
+        else:
+            self._publish(record)  # what befell an earlier run of the same job is no news
 
     # ── the scheduler's signals ───────────────────────────────────────────────────────────
     def warned(self, number: signal.Signals) -> None:
@@ -101,13 +105,13 @@ class Clockwork:
         return record
 
     def look_again(self) -> None:
-        """The scheduler may not have answered when it was asked."""
-        if self.seen is None:
+        """The scheduler may not have answered when it was asked, or may say more by now."""
+        if self.seen is None or self.seen.cause is Cause.PREEMPTED:
             self._learn(self._backend.look())
 
     def _learn(self, record: JobRecord) -> None:
-        if record.cause is not None and self.seen is None:
-            self.seen = Finding(record.cause, record.said)
+        if record.cause is not None and (self.seen is None or record.certain):
+            self.seen = Finding(record.cause, record.said, record.certain)
         self._publish(record)
 
     def _end_by(self, cause: Cause) -> None:

@@ -54,6 +54,8 @@ class Finding(NamedTuple):
 
     cause: Cause | None
     said: str
+    certain: bool = False
+    """Whatever others say."""
 
 
 def of_state(state: str) -> Cause | None:
@@ -96,9 +98,10 @@ def strongest(findings: Iterable[Finding]) -> Cause | None:
 
     Without a grace, scontrol calls a preemption a requeue, and slurmstepd what it is.
     """
-    named = [finding.cause for finding in findings if finding.cause is not None]
-    certain = [cause for cause in named if cause not in _VAGUE]
-    return next(iter([*certain, *named]), None)
+    named = [finding for finding in findings if finding.cause is not None]
+    certain = [finding for finding in named if finding.certain]
+    clear = [finding for finding in named if finding.cause not in _VAGUE]
+    return next((finding.cause for finding in [*certain, *clear, *named]), None)
 
 
 def tail(path: Path, begin: int = 0) -> str:

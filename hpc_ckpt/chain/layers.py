@@ -26,6 +26,9 @@ from .spec import Spec, locate
 from .yamltext import Value, at_path, from_python, read_file
 
 ENV_PROFILE = "HPC_CKPT_PROFILE"
+SBATCH_DEFAULTS = (
+    "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_CONSTRAINT", "SBATCH_RESERVATION",
+)  # fmt: skip
 _NOTHING = Value({}, DEFAULT)
 
 S = TypeVar("S", bound=Section)
@@ -110,7 +113,7 @@ def load(
 ) -> Loaded:
     """Everything that was asked for. `given` is the user's spec: a file, a mapping or nothing."""
     places = places or Places.usual(cwd, environ)
-    spec_value = _lay([*_spec_files(places, cwd), *_given(given, cwd)])
+    spec_value = _lay([*_from_slurm(environ), *_spec_files(places, cwd), *_given(given, cwd)])
     profile_value = _profile(profile, live_cluster, cwd, environ, places)
     for path, value in [*_from_environment(environ), *_from_options(options)]:
         if known_path(Spec, path):
@@ -207,6 +210,17 @@ def _from_environment(environ: Mapping[str, str]) -> list[tuple[tuple[str, ...],
             if len(longer) > len(path) and longer[: len(path)] == path:
                 raise SpecError(f"environment variable {name}: {other} is set too; keep one")
     return [(path, _variable(name, environ[name])) for name, path in paths.items()]
+
+
+def _from_slurm(environ: Mapping[str, str]) -> list[Value]:
+    """What a site or a user has set for sbatch: shown in the plan, and the same in every link."""
+    if "SLURM_JOB_ID" in environ:
+        return []  # inside a job they are that job's
+    return [
+        at_path((name.removeprefix("SBATCH_").lower(),), _variable(name, environ[name]))
+        for name in SBATCH_DEFAULTS
+        if environ.get(name)
+    ]
 
 
 def _variable(name: str, value: str) -> Value:

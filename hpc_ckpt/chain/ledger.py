@@ -114,8 +114,8 @@ def read_status(rundir: RunDir, now: float | None = None) -> ChainStatus:
         state=state,
         reason=reason,
         last_lines=_last_lines(last) if state is State.STOPPED else (),
-        remark=_remark(last) if state is State.RUNNING else "",
         step=0 if newest is None else newest.step,
+        remark=_remark(last) if state in (State.RUNNING, State.BETWEEN) else "",
         links=tuple(links),
         jobs=tuple(jobs_of(rundir)),
     )

@@ -12,7 +12,6 @@ absolute interpreter, before and outside of any environment the user's program n
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import signal
@@ -23,21 +22,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import lease
-from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError
+from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError, RootError
 from ..events import Event, EventLog
 from ..rundir import Result, RunDir
 from ..units import format_duration
-from . import logcap, pinning
+from . import logcap, pinning, step
 from .allocation import SlurmBackend
 from .backend import Backend, Cause
 from .budget import budget_spent, links_left, reason_to_stop
 from .clockwork import Clockwork
 from .evidence import last_lines, tail
 from .local import LocalBackend
-from .lookback import avoid_bad_hosts, explain_last
+from .lookback import avoid_bad_hosts, cancelled_unseen, explain_last
 from .orders import HALT, Orders
 from .succession import succession
-from .surroundings import environment
 from .sweep import all_over, member_root
 from .verdict import Logs, Verdict, judge
 
@@ -46,6 +44,9 @@ log = logging.getLogger("hpc_ckpt.link")
 WAKE_EVERY_S = 1.0
 PREPARE_EVERY_S = 60.0
 LEASE_SLACK_S = 30.0
+STORAGE_RETRY_S = 30.0
+STORAGE_PATIENCE_S = 900.0
+"""Then the token is given up; with 20 of them somebody has five hours to make room."""
 
 
 class _ToldToStop(Exception):
@@ -88,6 +89,7 @@ class LinkRunner:
             taken = self._take_lease()
         except _ToldToStop:
             log.info("told to stop while waiting for the lease; nothing was started")
+            self._halt_if_cancelled()
             return EXIT_COMPLETE
         self._enter(taken.generation)
         try:
@@ -119,7 +121,27 @@ class LinkRunner:
             return f"the chain is halted: {halted}"
         return budget_spent(self._rundir, self._generation - 1, self._orders)
 
+    def _halt_if_cancelled(self) -> None:
+        """It has no ledger of its own: the halt file tells the others."""
+        record = self._backend.look()
+        if record.cause is not None and self._orders.reaction(record.cause) == HALT:
+            reason = f"{record.cause.value} before link {self._generation} began"
+            self._write_halt(reason)
+            self._succession.end()
+
     def _take_lease(self) -> lease.Lease:
+        """A file system that is full or away for a while costs waiting, not the whole array."""
+        end = time.monotonic() + STORAGE_PATIENCE_S
+        while True:
+            try:
+                return self._acquire()
+            except RootError as error:
+                if not isinstance(error.__cause__, OSError) or time.monotonic() >= end:
+                    raise
+                log.warning("%s; tried again in %g s", error, STORAGE_RETRY_S)
+                self._sleep_unless_told(STORAGE_RETRY_S)
+
+    def _acquire(self) -> lease.Lease:
         waiting = lease.Waiting(
             probe=self._backend.probe,
             limit_s=self._backend.kill_wait_s + LEASE_SLACK_S,
@@ -134,6 +156,10 @@ class LinkRunner:
 
     def _ends_with_the_last(self) -> bool:
         """Whether a link that could not say so itself was the last one."""
+        cancelled = cancelled_unseen(self._rundir, self._backend)
+        if cancelled is not None and self._orders.reaction(Cause.CANCELLED) == HALT:
+            self._stop_chain(f"cancelled by the user: {cancelled}, before it began", [])
+            return True
         explained = explain_last(
             self._rundir, self._generation, self._orders, self._backend, self._ledger
         )
@@ -162,19 +188,24 @@ class LinkRunner:
             **vars(self._backend.holder()),
         )
         log.info("link %d: from step %d, %s", self._generation, self._step_from, self._left())
+        if self._clock.seen is not None:
+            cause = self._clock.seen.cause or Cause.STOPPED
+            reason = "told to stop before the program was started"
+            said = (self._clock.seen.said,)
+            return self._finish(Verdict(Result.FAILED, cause, reason, evidence=said), None)
         different = pinning.changed(self._orders.packages or {})
         if different is not None:
             return self._finish(Verdict(Result.FAILED, Cause.NOT_STARTED, different), None)
         try:
-            child = self._start()
+            child = step.start(self._rundir, self._orders, self._backend, self._generation)
         except OSError as error:
             reason = f"{self._orders.argv[0]}: {error.strerror}"
             return self._finish(Verdict(Result.FAILED, Cause.NOT_STARTED, reason), None)
         try:
             code = self._wait_for(child)
         finally:
-            _kill_group(child)  # does nothing once it has ended; never leaves it behind
-        if self._terminated or self._rundir.notice(self._generation) is not None:
+            step.kill(child)  # does nothing once it has ended; never leaves it behind
+        if code != EXIT_COMPLETE or self._terminated:
             self._clock.look_again()  # it may have left sooner than anybody asked
         verdict = judge(self._rundir, self._generation, code, self._clock.seen, logs)
         return self._finish(verdict, code)
@@ -183,41 +214,6 @@ class LinkRunner:
         program = self._rundir.log_file(self._generation)
         batch = self._orders.batch_logs / f"slurm-{self._backend.holder().job}.log"
         return Logs(program, batch, _size(program), _size(batch))
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        argv = self._backend.step(self._argv(), self._rundir.log_file(self._generation))
-        if self._backend.enforces_end:
-            return self._popen(argv, None)
-        with self._rundir.log_file(self._generation).open("ab") as stream:
-            return self._popen(argv, stream.fileno())
-
-    def _argv(self) -> Sequence[str]:
-        """The command itself, or the steward who saves for it."""
-        if not self._orders.levels:
-            return self._orders.argv
-        return (sys.executable, "-I", "-m", "hpc_ckpt.levels.steward")
-
-    def _popen(self, argv: Sequence[str], output: int | None) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            argv,
-            cwd=self._orders.cwd,
-            env=environment(
-                os.environ, self._rundir, self._orders, self._generation, self._backend.name
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            # Ignored and blocked signals are inherited across exec: without this the shim's
-            # trap would never fire.
-            preexec_fn=self._reset_signals,  # noqa: PLW1509 - this process has one thread
-        )
-
-    def _reset_signals(self) -> None:
-        if not self._backend.enforces_end:
-            os.setpgid(0, 0)  # so that the end of a local link reaches its whole tree
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, self._orders.signal):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _wait_for(self, child: subprocess.Popen[bytes]) -> int:
         while True:
@@ -253,7 +249,7 @@ class LinkRunner:
         if dropped:
             self._ledger.emit(Event.LOG_CUT, bytes=dropped)
         if not self._backend.enforces_end and self._clock.is_past_end():
-            _kill_group(child)
+            step.kill(child)
 
     def _see_to_succession(self) -> None:
         """Once, and again while the scheduler does not answer."""
@@ -309,9 +305,16 @@ class LinkRunner:
         log.info("the chain stops: %s", reason)
         for line in lines:
             log.info("  %s", line)
-        if self._rundir.halted() is None:
-            self._rundir.write_halt(reason)
+        self._write_halt(reason)
         self._end_succession()
+
+    def _write_halt(self, reason: str) -> None:
+        """Whatever becomes of it, what is pending must be cancelled."""
+        try:
+            if self._rundir.halted() is None:
+                self._rundir.write_halt(reason)
+        except OSError as error:
+            log.warning("%s: %s", self._rundir.halt_file, error)
 
     def _end_succession(self) -> None:
         cancelled = self._succession.end()
@@ -335,16 +338,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(child.pid) == child.pid:
-                os.killpg(child.pid, signal.SIGKILL)
-            else:
-                child.kill()
-        child.wait()
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

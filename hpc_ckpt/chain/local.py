@@ -63,6 +63,9 @@ class LocalBackend:
         except (OSError, ValueError, KeyError, TypeError):
             return JobRecord()
 
+    def cancelled_members(self) -> list[str]:
+        return []
+
     def explain(self, holder: Holder) -> JobRecord:
         return JobRecord()  # nobody keeps a record of it
 

@@ -34,6 +34,13 @@ def explain_last(
     return False
 
 
+def cancelled_unseen(rundir: RunDir, backend: Backend) -> str | None:
+    """A member that was cancelled before it could write anything down."""
+    holders = (lease.holder_of(rundir, generation) for generation in lease.generations(rundir))
+    known = {holder.job for holder in holders if holder is not None}
+    return next((job for job in backend.cancelled_members() if job not in known), None)
+
+
 def _write_down(
     rundir: RunDir,
     generation: int,
@@ -69,7 +76,6 @@ def avoid_bad_hosts(
     """Hosts on which links failed repeatedly get no further ones."""
     bad = bad_hosts(past_links(rundir, orders.after_generation, last), orders.exclude_after)
     known = hosts_excluded(rundir)
-    new = [host for host in bad if host not in known]
-    if new and succession.avoid([*orders.exclude, *known, *new]):
-        ledger.emit(Event.HOSTS_EXCLUDED, hosts=new)
-        log.warning("no further link will run on %s: links failed there", ", ".join(new))
+    if set(bad) != set(known) and succession.avoid([*orders.exclude, *bad]):
+        ledger.emit(Event.HOSTS_EXCLUDED, hosts=bad)
+        log.warning("hosts to which no link goes, for links failed there: %s", bad or "none now")

@@ -8,7 +8,7 @@ Standard library only.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,10 @@ class PastLink:
 
 def past_links(rundir: RunDir, after: int, until: int) -> list[PastLink]:
     """The links of one submission that began, oldest first."""
-    records = {g: list(events.read(rundir.ledger_file(g))) for g in range(after + 1, until + 1)}
+    # The one after them may have found out how the last one ended.
+    records = {g: list(events.read(rundir.ledger_file(g))) for g in range(after + 1, until + 2)}
     explained = explanations(record for many in records.values() for record in many)
+    del records[until + 1]
     every = (_past(rundir, g, many, explained.get(g, {})) for g, many in records.items())
     return [link for link in every if link is not None]
 
@@ -126,13 +128,12 @@ def _of_sweep(record: dict[str, Any]) -> list[str]:
 
 
 def hosts_excluded(rundir: RunDir) -> list[str]:
-    found = [
-        str(host)
-        for record in _all_records(rundir)
-        if record["event"] == Event.HOSTS_EXCLUDED.value
-        for host in record.get("hosts") or ()
-    ]
-    return list(dict.fromkeys(found))
+    """As of now: each record has the whole list."""
+    found: list[str] = []
+    for record in _all_records(rundir):
+        if record["event"] == Event.HOSTS_EXCLUDED.value:
+            found = [str(host) for host in record.get("hosts") or ()]
+    return found
 
 
 def _all_records(rundir: RunDir) -> Iterable[dict[str, Any]]:
@@ -140,21 +141,31 @@ def _all_records(rundir: RunDir) -> Iterable[dict[str, Any]]:
         yield from events.read(rundir.ledger_file(generation))
 
 
-_HOST_MAY_BE_BAD = frozenset(
-    {Cause.NODE_FAILURE, Cause.LOST, Cause.KILLED, Cause.CRASHED, Cause.NOT_STARTED}
-)
+_HOST_MAY_BE_BAD = frozenset({Cause.NODE_FAILURE, Cause.LOST, Cause.KILLED, Cause.NOT_STARTED})
+RECENT_LINKS = 20
+"""A host whose failures are further back is given another chance."""
 
 
-def bad_hosts(links: Iterable[PastLink], after: int) -> list[str]:
-    """Hosts on which so many links running failed, while some other host is known to exist."""
+def bad_hosts(links: Sequence[PastLink], after: int) -> list[str]:
+    """Hosts on which so many recent links running failed, but never all hosts that are known:
+    a chain that may run nowhere would wait for ever."""
+    known = {link.host for link in links if link.host}
     by_host: dict[str, list[PastLink]] = {}
-    for link in links:
+    for link in links[-RECENT_LINKS:]:
         if link.host:
             by_host.setdefault(link.host, []).append(link)
-    if not after or len(by_host) < 2:
+    if not after:
         return []
-    return [host for host, many in by_host.items() if _all_failed(many[-after:], after)]
+    bad = [host for host, many in by_host.items() if _all_failed(many[-after:], after)]
+    return bad if len(bad) < len(known) else []
 
 
 def _all_failed(links: list[PastLink], after: int) -> bool:
-    return len(links) == after and all(link.cause in _HOST_MAY_BE_BAD for link in links)
+    return len(links) == after and all(_may_be_the_host(link) for link in links)
+
+
+def _may_be_the_host(link: PastLink) -> bool:
+    """A program that crashes wherever it gets far enough is no fault of a host."""
+    return link.cause in _HOST_MAY_BE_BAD or (
+        link.cause is Cause.CRASHED and link.progress is not True
+    )

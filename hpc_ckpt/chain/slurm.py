@@ -26,6 +26,11 @@ LIVE_STATES = frozenset(
 )
 """States in which a job's processes may still write."""
 
+_AWAY = (
+    "unable to contact", "connection refused", "timed out", "unexpected message", "communication",
+    "zero bytes", "no answer", "connect failure", "slurmctld is not",
+)  # fmt: skip
+
 Runner = Callable[[Sequence[str]], str]
 
 
@@ -44,6 +49,9 @@ def run_command(argv: Sequence[str], timeout_s: float | None = COMMAND_TIMEOUT_S
     """Output of a Slurm command; SchedulerError if it fails, is missing or does not answer."""
     inside = "SLURM_JOB_ID" in os.environ
     environment = clean_environment(os.environ) if inside else dict(os.environ)
+    if argv[0] == "sbatch":
+        # They outrank the script's own lines, and would be gone when the chain extends itself.
+        environment = {k: v for k, v in environment.items() if not k.startswith("SBATCH_")}
     environment["SLURM_TIME_FORMAT"] = "%s"  # times as unix seconds
     try:
         done = subprocess.run(
@@ -96,20 +104,26 @@ def job_record(record: Mapping[str, str], restarts_before: int) -> JobRecord:
         cause=_cause(record, restarts_before),
         said=_said(record),
         ending="COMPLETING" in state,
+        certain=_is_cancelled(state),
     )
 
 
 def _cause(record: Mapping[str, str], restarts_before: int) -> Cause | None:
     state = record.get("JobState", "")
+    if _is_cancelled(state):
+        return Cause.CANCELLED  # somebody did so in the grace of a preemption, too
     if parse_time(record.get("PreemptTime")) is not None:
         return Cause.PREEMPTED
     if record.get("Reason") == "TimeLimit" or state.startswith("TIMEOUT"):
         return Cause.TIME_LIMIT
     if _restarts(record) > restarts_before:
         return Cause.REQUEUED
-    if "COMPLETING" in state or state.startswith("CANCELLED"):
-        return Cause.CANCELLED
-    return None
+    return Cause.CANCELLED if "COMPLETING" in state else None
+
+
+def _is_cancelled(state: str) -> bool:
+    """In so many words; a preempted job's state is PREEMPTED in the end."""
+    return state.startswith("CANCELLED")
 
 
 def past_record(record: Mapping[str, str], restarts_then: int) -> JobRecord:
@@ -119,7 +133,24 @@ def past_record(record: Mapping[str, str], restarts_then: int) -> JobRecord:
         cause: Cause | None = Cause.PREEMPTED if preempted else Cause.REQUEUED
     else:
         cause = of_state(record.get("JobState", ""))
-    return JobRecord(end=parse_time(record.get("EndTime")), cause=cause, said=_said(record))
+    return JobRecord(
+        end=parse_time(record.get("EndTime")),
+        cause=cause,
+        said=_said(record),
+        certain=cause is Cause.CANCELLED,
+    )
+
+
+def cancelled_members(text: str) -> list[str]:
+    """Of `scontrol -o show job ARRAY`: those that had a node, as 812_3."""
+    records = map(parse_record, text.splitlines())
+    return [
+        f"{record['ArrayJobId']}_{record['ArrayTaskId']}"
+        for record in records
+        if _is_cancelled(record.get("JobState", ""))
+        and record.get("NodeList", "(null)") not in ("", "(null)")
+        and {"ArrayJobId", "ArrayTaskId"} <= record.keys()
+    ]
 
 
 def _restarts(record: Mapping[str, str]) -> int:
@@ -207,6 +238,12 @@ def accounted_state(job_id: str, run_number: int, run: Runner = run_command) -> 
 def is_forgotten(error: SchedulerError) -> bool:
     """Whether Slurm knows nothing more of a job: it is over, and its record has gone."""
     return "Invalid job id" in error.stderr
+
+
+def is_away(error: SchedulerError) -> bool:
+    """Whether nobody answered, rather than refused."""
+    said = error.stderr.lower()
+    return error.returncode is None or any(word in said for word in _AWAY)
 
 
 def cluster_name() -> str | None:

@@ -10,6 +10,7 @@ Standard library only: the link runner asks it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from .orders import Orders
 from .past import hosts_excluded, jobs_of
 
 log = logging.getLogger("hpc_ckpt.link")
+
+AWAY_RETRY_S = 5.0
 
 
 @dataclass
@@ -130,6 +133,7 @@ class Successors(_OnSlurm):
 class Requeue(_OnSlurm):
     """One job, or one array member, that goes back into the queue after each link."""
 
+    sleep: Callable[[float], None] = time.sleep
     _asked: bool = False
 
     def prepare(self) -> bool:
@@ -139,13 +143,18 @@ class Requeue(_OnSlurm):
         """The last thing a link does: Slurm ends the job at once."""
         if self._asked or self.backend.job is None:
             return
-        try:
-            slurm.requeue(self.backend.job, self.backend.run)
-        except SchedulerError as error:
-            self.ledger.emit(Event.NOTHING_FOLLOWS, reason=f"requeue refused: {error.stderr}")
-            log.warning("Slurm did not requeue this job: %s", error.stderr)
-            return
-        self._asked = True
+        while not self._asked:
+            try:
+                slurm.requeue(self.backend.job, self.backend.run)
+                self._asked = True
+            except SchedulerError as error:
+                if not slurm.is_away(error):
+                    reason = f"requeue refused: {error.stderr}"
+                    self.ledger.emit(Event.NOTHING_FOLLOWS, reason=reason)
+                    log.warning("Slurm did not requeue this job: %s", error.stderr)
+                    return
+                log.warning("%s; tried again while this allocation lasts", error.stderr.strip())
+                self.sleep(AWAY_RETRY_S)
 
     def end(self) -> list[str]:
         return []  # nothing waits behind it; a requeue by Slurm itself finds DONE or halt

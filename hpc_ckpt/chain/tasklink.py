@@ -352,7 +352,7 @@ class TaskLink:
         while time.monotonic() < end:
             generation = lease.highest(self._rundir)
             holder = lease.holder_of(self._rundir, generation)
-            if holder is not None and self._is_rank_0(holder):
+            if holder is not None and self._is_rank_0(holder, generation):
                 return generation
             halted = self._rundir.halted()
             if halted is not None:
@@ -360,11 +360,17 @@ class TaskLink:
             time.sleep(0.1)
         raise RootError(self._rundir.root, "rank 0 of this job has taken no lease; see its log")
 
-    def _is_rank_0(self, holder: Holder) -> bool:
+    def _is_rank_0(self, holder: Holder, generation: int) -> bool:
         mine = self._job.backend.holder()
         if mine.job is not None:
             return (mine.job, mine.restarts) == (holder.job, holder.restarts)
-        return bool(lease.alive_here(holder)) and _parent(holder.pid) == os.getppid()
+        if holder.host != mine.host or holder.boot != mine.boot:
+            return False
+        if lease.alive_here(holder):
+            return _parent(holder.pid) == os.getppid()
+        # It may be done already. Whoever held the lease in the link before is older than this
+        # process: the launcher starts no task before all of the last link have ended.
+        return lease.taken_at(self._rundir, generation) > lease.started_at(mine)
 
 
 def _parent(pid: int) -> int | None:

@@ -26,6 +26,7 @@ import submitit
 from submitit.core.utils import DelayedSubmission, FailedJobError, UncompletedJobError
 from submitit.slurm.slurm import SlurmInfoWatcher
 
+from .. import lease
 from ..errors import SchedulerError, SpecError
 from ..lease import Holder
 from ..rundir import RunDir
@@ -374,5 +375,4 @@ def _local_end() -> float | None:
     limit = os.environ.get("SUBMITIT_LOCAL_TIMEOUT_S")
     if limit is None:
         return None
-    begun_s = Holder.here().started / os.sysconf("SC_CLK_TCK")
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - begun_s) + float(limit)
+    return lease.started_at(Holder.here()) + float(limit)

@@ -181,4 +181,4 @@ def _noticed(records: Iterable[dict[str, object]]) -> list[Finding]:
 
 def _by_scheduler(backend: Backend, holder: Holder) -> list[Finding]:
     record = backend.explain(holder)
-    return [Finding(record.cause, record.said)] if record.said else []
+    return [Finding(record.cause, record.said, record.certain)] if record.said else []

@@ -70,15 +70,7 @@ class Program:
 
     def tree(self) -> list[int]:
         """The process and its descendants, those that live."""
-        children: dict[int, list[int]] = {}
-        for pid, fields in _processes():
-            children.setdefault(int(fields[1]), []).append(pid)
-        found, pending = [], [self.pid]
-        while pending:
-            pid = pending.pop()
-            found.append(pid)
-            pending += children.get(pid, [])
-        return found
+        return tree_of(self.pid)
 
     def processor_s(self) -> float:
         """Processor time of the tree, ended children included."""
@@ -95,6 +87,19 @@ class Program:
         page = os.sysconf("SC_PAGE_SIZE")
         mine = set(self.tree())
         return sum(page * int(fields[21]) for pid, fields in _processes() if pid in mine)
+
+
+def tree_of(root: int) -> list[int]:
+    """A process and its descendants."""
+    children: dict[int, list[int]] = {}
+    for pid, fields in _processes():
+        children.setdefault(int(fields[1]), []).append(pid)
+    found, pending = [], [root]
+    while pending:
+        pid = pending.pop()
+        found.append(pid)
+        pending += children.get(pid, [])
+    return found
 
 
 def _processes() -> Iterator[tuple[int, list[str]]]:

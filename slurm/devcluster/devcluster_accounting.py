@@ -21,13 +21,14 @@ PLUGIN = "accounting_storage_mysql.so"
 PLUGIN_PACKAGE = "slurm-wlm-mysql-plugin"
 
 
-def slurm_conf_lines(layout: Layout) -> str:
+def slurm_conf_lines(layout: Layout, *, limits: bool = False) -> str:
     """The munge socket stands where a password would: slurmctld asks no other one."""
     return (
         "AccountingStorageType=accounting_storage/slurmdbd\n"
         "AccountingStorageHost=localhost\n"
         f"AccountingStoragePort={layout.dbd_port}\n"
         f"AccountingStoragePass={layout.munge_socket}"
+        + ("\nAccountingStorageEnforce=limits,qos" if limits else "")
     )
 
 

@@ -61,6 +61,8 @@ class Options:
     """Preemption sends the job's --signal when the grace begins."""
     accounting: bool = False
     """sacct works: a private mariadbd and slurmdbd, three seconds and three packages more."""
+    limits: bool = False
+    """With accounting: the limits of associations and QOS are enforced."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.tick_s <= STOCK_TICK_S:

@@ -177,7 +177,7 @@ def write_files(layout: Layout, options: Options) -> None:
     for number in range(GPUS_PER_NODE):
         (root / "dev" / f"nvidia{number}").symlink_to("/dev/null")
     host = socket.gethostname().partition(".")[0]
-    lines = accounting.slurm_conf_lines(layout) if options.accounting else ""
+    lines = accounting.slurm_conf_lines(layout, limits=options.limits) if options.accounting else ""
     layout.conf.write_text(
         slurm_conf(layout, options, host=host, user=_user_name(), accounting=lines)
     )

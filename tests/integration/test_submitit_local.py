@@ -179,6 +179,29 @@ def rank_in_links() -> tuple[int, int]:
     return rank, generation
 
 
+def rank_in_turn() -> int:
+    """Rank 0 is over before any other has looked for it."""
+    return submitit.JobEnvironment().global_rank
+
+
+class LateTask(ChainTask):
+    """Ranks above 0 come late."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if submitit.JobEnvironment().global_rank:
+            time.sleep(4.0)
+        return super().__call__(*args, **kwargs)
+
+
+def test_a_rank_that_comes_late_finds_the_link_of_a_rank_0_that_is_done(
+    jobs: submitit.AutoExecutor, tmp_path: Path
+) -> None:
+    """It would look for a living rank 0 until the launcher kills it."""
+    jobs.update_parameters(tasks_per_node=2)
+    job = jobs.submit(LateTask(rank_in_turn, "run"))
+    assert [0, 1] == job.results()
+
+
 def test_all_ranks_of_a_job_end_and_come_back(jobs: submitit.AutoExecutor, tmp_path: Path) -> None:
     """submitit's callback lets other ranks than 0 run on until they are killed."""
     jobs.update_parameters(tasks_per_node=2)

@@ -358,6 +358,23 @@ def test_a_job_that_just_dies_is_seen_to_be_over(
         job.result()
 
 
+def test_signals_during_the_imports_end_nothing(
+    accounted: DevCluster, jobs: submitit.AutoExecutor, place: Path
+) -> None:
+    """The default action of USR1 is death. Once submitit listens, and before the task does, its
+    own answer is to put the job back: it comes again, and does its work then."""
+    job = jobs.submit(ChainTask(os.getcwd, place / "runs/early"))
+    until(lambda: "R" in accounted.run("squeue", "-h", "-o", "%t", "-j", job.job_id).stdout)
+    root = RunDir(place / "runs/early")
+    for _ in range(8):
+        if lease.highest(root):
+            break
+        # A step that is just being made refuses.
+        accounted.run("scancel", "--signal=USR1", job.job_id, check=False)
+        time.sleep(0.2)
+    assert isinstance(job.result(), str)
+
+
 def submit_another(place: str) -> Any:
     """From inside a job: a job of its own, not a step of this one."""
     os.environ["SLURM_CPU_BIND"] = "nonsense:0xdead"  # leaks into every srun below

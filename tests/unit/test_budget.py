@@ -13,6 +13,7 @@ from hpc_ckpt import lease
 from hpc_ckpt.chain.budget import links_left, reason_to_stop, seconds_left
 from hpc_ckpt.chain.orders import Orders
 from hpc_ckpt.chain.past import bad_hosts, past_links
+from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.rundir import RunDir
 
 Past = Callable[..., tuple[RunDir, Orders]]
@@ -125,3 +126,37 @@ def test_bad_hosts_are_those_that_failed_last_and_never_all_of_them(past: Past) 
     assert ["n0"] == bad_hosts(past_links(rundir, 0, 4), 2)
     assert [] == bad_hosts(past_links(rundir, 0, 1), 1)
     assert [] == bad_hosts(past_links(rundir, 0, 4), 0)
+
+
+def test_a_chain_never_excludes_every_host_it_knows(past: Past) -> None:
+    """It would wait in the queue for ever."""
+    bad = ("node failure", None)
+    rundir, _ = past(bad, bad, bad, bad)
+    assert {"n0", "n1"} == {link.host for link in past_links(rundir, 0, 4)}
+    assert [] == bad_hosts(past_links(rundir, 0, 4), 2)
+
+
+def test_a_crash_after_progress_is_the_programs(past: Past) -> None:
+    good = ("time limit", True)
+    rundir, _ = past(("crashed", True), good, ("crashed", True), good)
+    assert [] == bad_hosts(past_links(rundir, 0, 4), 2)
+    rundir, _ = past(("crashed", False), good, ("crashed", False), good)
+    assert ["n0"] == bad_hosts(past_links(rundir, 0, 4), 2)
+
+
+def test_a_host_gets_another_chance(past: Past) -> None:
+    """Twenty links later."""
+    bad, good = ("node failure", None), ("time limit", True)
+    rundir, _ = past(bad, good, bad, *([good] * 40))
+    links = [link for link in past_links(rundir, 0, 43) if link.generation < 4 or link.host == "n1"]
+    assert ["n0"] == bad_hosts(links[:10], 2)
+    assert [] == bad_hosts(links, 2)
+
+
+def test_what_the_next_link_found_out_of_the_last_counts(past: Past) -> None:
+    """A cancelled link that could not say so itself still halts the chain."""
+    rundir, orders = past((None, None))
+    EventLog(rundir.ledger_file(2)).emit(
+        Event.LINK_EXPLAINED, generation=1, cause="cancelled", progress=None
+    )
+    assert "cancelled by the user" == reason_to_stop(rundir, 1, orders)

@@ -127,12 +127,13 @@ def test_a_preemptible_partition_with_requeue(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.sbatch")), ids=lambda path: path.stem)
 def test_golden_scripts_are_bash(path: Path) -> None:
-    """And begin as verified on a real cluster: directives, then the signals are ignored."""
+    """And begin as verified on a real cluster: directives, then what signals do."""
     done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
     assert (0, "") == (done.returncode, done.stderr)
     code = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    assert code[0].startswith("trap '' USR")
-    assert code[-1].startswith("exec ")
+    assert code[0].startswith("root=")
+    assert code[5].startswith("trap '' USR")
+    assert ["trap run_link TERM", "run_link"] == [code[6], code[-1]]
 
 
 # ── what cannot be rendered ───────────────────────────────────────────────────────────────

@@ -1,0 +1,145 @@
+"""scancel at awkward moments, a controller or a disk that is away: on a real Slurm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from chains import SubmittedChain, cli, submit_chain
+from devcluster import DevCluster
+
+from hpc_ckpt import lease
+
+pytestmark = pytest.mark.slurm
+
+DEAF = """
+import signal, sys, time
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(600)
+"""
+
+
+def state_of(chain: SubmittedChain, job: str) -> str:
+    return chain.cluster.run("squeue", "-h", "-r", "-o", "%T", "-j", job, check=False).stdout
+
+
+def has_begun(chain: SubmittedChain) -> bool:
+    log = chain.rundir.log_file(1)
+    return log.exists() and "deaf" in log.read_text()
+
+
+def assert_halted(chain: SubmittedChain, words: str) -> None:
+    chain.wait_for(lambda: chain.rundir.halted() is not None, timeout_s=60)
+    chain.wait_for(lambda: chain.left_in_queue() == [])
+    assert words in (chain.rundir.halted() or "")
+
+
+def test_a_link_cancelled_while_it_is_set_up_halts_the_chain(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """Modules and environments take their time; the program was never started."""
+    site = {"environment": {"prologue": "sleep 4"}}
+    chain = submit_chain(idle_cluster, tmp_path, "8", "0.05", profile=site)
+    first = f"{chain.array}_1"
+    chain.wait_for(lambda: "RUNNING" in state_of(chain, first))
+    time.sleep(1.5)
+    idle_cluster.run("scancel", first)
+    assert_halted(chain, "cancelled")
+    assert not any(chain.rundir.checkpoints.iterdir())
+    assert lease.highest(chain.rundir) <= 2
+
+
+def test_a_link_cancelled_while_it_waits_for_the_lease_halts_the_chain(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """The one before is deaf, and still in its kill wait."""
+    (tmp_path / "deaf.py").write_text(DEAF)
+    chain = submit_chain(idle_cluster, tmp_path, spec={"command": "python3 deaf.py"})
+    chain.wait_for(lambda: has_begun(chain))
+    chain.end_in(1, 1)
+    second = f"{chain.array}_2"
+    chain.wait_for(lambda: "RUNNING" in state_of(chain, second))
+    idle_cluster.run("scancel", second)
+    assert_halted(chain, "cancelled")
+
+
+def test_a_link_cancelled_in_the_grace_of_its_preemption_halts_the_chain(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "deaf.py").write_text(DEAF)
+    chain = submit_chain(idle_cluster, tmp_path, spec={"command": "python3 deaf.py"})
+    chain.wait_for(lambda: has_begun(chain))
+    chain.preempt()
+    chain.wait_for(lambda: chain.rundir.notice(1) is not None)
+    time.sleep(1)
+    chain.scancel(1)
+    assert_halted(chain, "cancelled")
+
+
+def test_a_job_goes_back_into_the_queue_once_the_controller_is_there_again(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """strategy: requeue has nothing pending behind it."""
+    command = f"[ $HPC_CKPT_GENERATION = 2 ] && exit 0; touch {tmp_path}/begun; sleep 4; exit 75"
+    chain = submit_chain(
+        idle_cluster, tmp_path, spec={"command": command, "chain": {"strategy": "requeue"}}
+    )
+    chain.wait_for((tmp_path / "begun").exists)
+    idle_cluster.kill_controller()
+    threading.Timer(12.0, idle_cluster.restart_controller).start()
+    chain.wait_for_done(180)
+    assert 2 == lease.highest(chain.rundir)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_further_links(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """The next link waits inside its allocation until it can take the lease."""
+    place = tmp_path / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "none", place], check=True)
+    try:
+        filled = place / "filled"
+        command = (
+            f"[ $HPC_CKPT_GENERATION = 1 ] || exit 0; dd if=/dev/zero of={filled} bs=4k; exit 75"
+        )
+        spec = {"command": command, "root": str(place / "run")}
+        chain = submit_chain(idle_cluster, tmp_path, spec=spec)
+        chain = SubmittedChain(idle_cluster, type(chain.rundir)(place / "run"), chain.array)
+        chain.wait_for(lambda: "RUNNING" in state_of(chain, f"{chain.array}_2"))
+        time.sleep(5)
+        assert "RUNNING" in state_of(chain, f"{chain.array}_2")
+        filled.unlink()
+        chain.wait_for_done(90)
+        assert 2 == lease.highest(chain.rundir)
+    finally:
+        cli(idle_cluster, tmp_path, "stop", str(place / "run"), "--now")
+        idle_cluster.run("scancel", "-u", "root", check=False)
+        subprocess.run(["umount", "-l", place], check=False)
+
+
+def test_what_is_set_for_sbatch_is_said_and_the_same_in_every_link(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """SBATCH_TIMELIMIT would outrank the plan in the first job alone."""
+    said = {"SBATCH_TIMELIMIT": "1", "SBATCH_PARTITION": "lowpriority"}
+    (tmp_path / "t.yaml").write_text("command: ['true']\nroot: run\nchain: {link_time: 10 min}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_ckpt.cli", "submit", "t.yaml"],
+        cwd=tmp_path,
+        env={**idle_cluster.environment, **said},
+        capture_output=True,
+        text=True,
+    )
+    assert 0 == done.returncode, done.stderr
+    assert "lowpriority" in done.stdout
+    job = done.stdout.split("submitted array ")[1].split()[0].strip(".,:")
+    shown = idle_cluster.run("scontrol", "-o", "show", "job", job).stdout
+    assert "TimeLimit=00:10:00" in shown
+    assert "Partition=lowpriority" in shown
