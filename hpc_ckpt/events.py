@@ -26,7 +26,8 @@ class Event(str, Enum):
     LINK_STARTED = "link.started"  # generation, job, index, restarts, host, step, deadline
     LINK_NOTICED = "link.noticed"  # source, cause, left_s
     DEADLINE_MOVED = "link.deadline_moved"  # deadline
-    LINK_ENDED = "link.ended"  # outcome, cause, code, step, reason, evidence
+    LINK_ENDED = "link.ended"  # outcome, cause, code, step, reason, evidence, level, rejected
+    PHASE_DONE = "chain.phase_done"  # phase, step: the next command begins in the same link
     LINK_EXPLAINED = "link.explained"  # generation (of an earlier link), cause, evidence, time
     CHAIN_EXTENDED = "chain.extended"  # job, links
     NOTHING_FOLLOWS = "chain.nothing_follows"  # reason

@@ -221,10 +221,27 @@ class RunDir:
         ]
         return [*self.committed(), *made]
 
+    # ── phases ────────────────────────────────────────────────────────────────────────────
+    @property
+    def phase_file(self) -> Path:
+        return self.control / "phase.json"
+
+    def phase(self) -> int:
+        """Which of the chain's commands is at work; 0: the first."""
+        number = (read_json(self.phase_file) or {}).get("phase")
+        return number if isinstance(number, int) else 0
+
+    def is_entering_phase(self) -> bool:
+        """The command before is complete, but what is left of it has not gone yet."""
+        return (read_json(self.phase_file) or {}).get("entering") is True
+
+    def write_phase(self, number: int, *, entering: bool) -> None:
+        fsio.write_atomic(self.phase_file, _encode({"phase": number, "entering": entering}))
+
     # ── completion ────────────────────────────────────────────────────────────────────────
     def done(self) -> Done | None:
         """The record in DONE if it counts, else None."""
-        record = read_json(self.done_file)
+        record = None if self.is_entering_phase() else read_json(self.done_file)
         if record is None or not isinstance(record.get("generation"), int):
             return None
         step = record.get("step")
@@ -282,6 +299,12 @@ class RunDir:
     # ── chain.json ────────────────────────────────────────────────────────────────────────
     def chain(self) -> dict[str, Any] | None:
         return read_json(self.chain_file)
+
+
+def phase_of(chain: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    """What a chain's record says of one of its commands: argv and levels."""
+    later = chain.get("then") or ()
+    return later[number - 1] if 0 < number <= len(later) else chain
 
 
 def write_outcome(path: Path, outcome: Outcome) -> None:

@@ -20,13 +20,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .. import lease
 from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError, RootError
 from ..events import Event, EventLog
-from ..rundir import Result, RunDir
+from ..rundir import Result, RunDir, read_json
 from ..units import format_duration
-from . import logcap, pinning, step
+from . import logcap, phases, pinning, step
 from .allocation import SlurmBackend
 from .backend import Backend, Cause
 from .budget import budget_spent, links_left, reason_to_stop
@@ -92,6 +93,7 @@ class LinkRunner:
             self._halt_if_cancelled()
             return EXIT_COMPLETE
         self._enter(taken.generation)
+        phases.enter(self._rundir, taken.generation)
         try:
             # The one before may have finished the work, or ended the chain, meanwhile.
             if self._is_over() or self._ends_with_the_last():
@@ -196,19 +198,33 @@ class LinkRunner:
         different = pinning.changed(self._orders.packages or {})
         if different is not None:
             return self._finish(Verdict(Result.FAILED, Cause.NOT_STARTED, different), None)
+        verdict, code = self._run_command(logs)
+        while verdict.result is Result.COMPLETE and self._orders.phases_left:
+            self._next_phase()
+            verdict, code = self._run_command(logs)
+        return self._finish(verdict, code)
+
+    def _run_command(self, logs: Logs) -> tuple[Verdict, int | None]:
         try:
             child = step.start(self._rundir, self._orders, self._backend, self._generation)
         except OSError as error:
             reason = f"{self._orders.argv[0]}: {error.strerror}"
-            return self._finish(Verdict(Result.FAILED, Cause.NOT_STARTED, reason), None)
+            return Verdict(Result.FAILED, Cause.NOT_STARTED, reason), None
         try:
             code = self._wait_for(child)
         finally:
             step.kill(child)  # does nothing once it has ended; never leaves it behind
         if code != EXIT_COMPLETE or self._terminated:
             self._clock.look_again()  # it may have left sooner than anybody asked
-        verdict = judge(self._rundir, self._generation, code, self._clock.seen, logs)
-        return self._finish(verdict, code)
+        return judge(self._rundir, self._generation, code, self._clock.seen, logs), code
+
+    def _next_phase(self) -> None:
+        """The next command of the chain begins in what is left of this link."""
+        done = self._orders.phase
+        self._ledger.emit(Event.PHASE_DONE, phase=done, step=self._newest_step())
+        phases.complete(self._rundir, done, self._generation)
+        self._orders = Orders.read(self._rundir)
+        log.info("command %d is complete; the next one begins", done + 1)
 
     def _logs(self) -> Logs:
         program = self._rundir.log_file(self._generation)
@@ -270,6 +286,7 @@ class LinkRunner:
             step=step,
             progress=verdict.progress(self._step_from, step),
             evidence=list(verdict.evidence),
+            **self._level(),
         )
         log.info(
             "link %d: %s at step %d (%s)",
@@ -281,6 +298,15 @@ class LinkRunner:
         if verdict.result is not None:
             self._decide_chain(verdict)
         return EXIT_FAILED if verdict.result is Result.FAILED else EXIT_COMPLETE
+
+    def _level(self) -> dict[str, Any]:
+        """Which level saved for the program, and which did not fit: for the ledger."""
+        if not self._orders.levels:
+            return {}
+        known = read_json(self._rundir.levels_file) or {}
+        chosen = (known.get("chosen") or {}).get(str(self._generation))
+        rejected = {**(known.get("rejected") or {}), **(known.get("failed") or {})}
+        return {"level": chosen, "rejected": rejected}
 
     def _decide_chain(self, verdict: Verdict) -> None:
         """Go on, or end the chain: done, halted, budget spent, or no progress twice running."""

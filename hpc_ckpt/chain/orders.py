@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpecError
-from ..rundir import RunDir
+from ..rundir import RunDir, phase_of
 from ..settings import parse_signal
 from ..units import parse_duration, parse_size
 from .backend import Cause
@@ -73,6 +73,9 @@ class Orders:
     chain: str
     name: str
     argv: tuple[str, ...]
+    phase: int
+    phases_left: int
+    """Commands that follow this one."""
     cwd: str
     threads: int | None
     after_generation: int
@@ -124,13 +127,17 @@ class Orders:
     @classmethod
     def _from_record(cls, rundir: RunDir, record: dict[str, Any]) -> Orders:
         spec, profile = record["spec"], record["profile"]
+        phase = rundir.phase()
+        present = phase_of(record, phase)
         chain, rules = spec["chain"], profile.get("chain") or {}
         member = record.get("member")
         home = Path(record.get("sweep") or rundir.root)
         return cls(
             chain=str(record.get("chain") or ""),
             name=str(record.get("name") or rundir.root.name),
-            argv=tuple(str(word) for word in record["argv"]),
+            argv=tuple(str(word) for word in present["argv"]),
+            phase=phase,
+            phases_left=max(0, len(record.get("then") or ()) - phase),
             cwd=str(record["cwd"]),
             threads=int(record["threads"]) if record.get("threads") else None,
             after_generation=int(record.get("after_generation", 0)),
@@ -154,7 +161,7 @@ class Orders:
             member=None if member is None else MemberOrders(
                 int(member["index"]), str(member["name"]), dict(member["values"])
             ),
-            levels=tuple(str(one["name"]) for one in record.get("levels") or ()),
+            levels=tuple(str(one["name"]) for one in present.get("levels") or ()),
             packages=record.get("packages"),
         )  # fmt: skip
 

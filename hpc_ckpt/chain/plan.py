@@ -38,6 +38,8 @@ class Plan:
 
     level: Choice
     """What makes the program resumable."""
+    later: tuple[Choice, ...]
+    """The same of the commands that follow."""
 
     backend: Backend
     cluster: str
@@ -83,6 +85,7 @@ class Plan:
             *([f"work      {format_duration(self.total_s)} asked for"] if self.total_s else []),
             f"level     {self.level.chosen}: {self.level.why}",
             *(f"  not     {name}: {why}" for name, why in self.level.rejected),
+            *(f"then      {choice.chosen}: {choice.why}" for choice in self.later),
             f"policy    {self.policy}",
             f"keep      {self.keep}",
             *([f"tiers     {', then '.join(self.tiers)}"] if self.tiers else []),
@@ -109,6 +112,7 @@ def plan_chain(
     *,
     cwd: Path,
     level: Choice = MODEL,
+    later: Sequence[Choice] = (),
     activations: Sequence[Activation] = (),
     limits: ArrayLimits | None = None,
     home: str | None = None,
@@ -129,6 +133,7 @@ def plan_chain(
     array = _array(spec, strategy, links)
     return Plan(
         level=level,
+        later=tuple(later),
         backend=profile.backend,
         cluster=profile.cluster,
         name=spec.name,
@@ -154,7 +159,7 @@ def plan_chain(
         tiers=_tiers_text(spec, profile),
         notes=(
             *notes,
-            *([level.warning] if level.warning else []),
+            *(choice.warning for choice in (level, *later) if choice.warning),
             *_partition_notes(spec, profile, partitions),
             *_member_notes(spec),
             *root_warnings(spec, profile, home=home),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..units import format_duration
+from ..units import format_duration, parse_duration
 from .plan import Plan
 from .profile import Backend, Profile
 from .spec import Spec
@@ -39,6 +39,11 @@ def chain_record(
         "threads": _threads(spec, profile),
         "backend": profile.backend.value,
         "levels": list(plan.level.entries),
+        "then": [
+            {"argv": phase.argv, "levels": list(choice.entries)}
+            for phase, choice in zip(spec.then, plan.later, strict=True)
+        ],
+        "lead_s": None if spec.lead is None else parse_duration(spec.lead),
         "strategy": plan.strategy.value,
         "links": plan.links,
         "gpus": plan.gpus,

@@ -223,6 +223,18 @@ class CheckpointSection(Section):
         return keep
 
 
+class Phase(Section):
+    """A further command of the chain."""
+
+    command: Annotated[Command, BeforeValidator(_command)]
+    level: Annotated[str, BeforeValidator(_level)] = "auto"
+    recipe: Line | None = None
+
+    @property
+    def argv(self) -> list[str]:
+        return _argv(self.command)
+
+
 class Spec(Section):
     not_available: ClassVar[tuple[str, ...]] = ("overhead",)
 
@@ -241,6 +253,10 @@ class Spec(Section):
     level: Annotated[str, BeforeValidator(_level)] = "auto"
     recipe: Line | None = None
     """Which recipe knows the command, where none is found by its name."""
+    lead: Duration | None = None
+    """How long a last save takes that no link has measured yet: `hpc-ckpt rehearse` says it."""
+    then: tuple[Phase, ...] = ()
+    """Commands that follow, each when the one before is complete; any may have another level."""
     members: Annotated[tuple[Member, ...], BeforeValidator(members_of)] = ()
     """A sweep: one independent chain for each."""
     parallel: Count | None = None
@@ -272,10 +288,14 @@ class Spec(Section):
     @property
     def argv(self) -> list[str]:
         """What the runner executes."""
-        if isinstance(self.command, str):
-            # A program that is killed in front of `| tee log` must not look complete.
-            return ["bash", "-o", "pipefail", "-c", self.command]
-        return list(self.command)
+        return _argv(self.command)
+
+
+def _argv(command: Command) -> list[str]:
+    if isinstance(command, str):
+        # A program that is killed in front of `| tee log` must not look complete.
+        return ["bash", "-o", "pipefail", "-c", command]
+    return list(command)
 
 
 def job_name(wish: str) -> str:

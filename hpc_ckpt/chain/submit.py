@@ -21,7 +21,7 @@ from typing import Any
 
 from .. import fsio, lease
 from ..errors import SchedulerError, SpecError
-from ..levels.base import Work
+from ..levels.base import Kind, Work
 from ..levels.choice import Choice
 from ..levels.choose import choose
 from ..levels.recipe import load_recipes
@@ -43,6 +43,7 @@ from .profile import Backend, Strategy
 from .record import chain_record
 from .render import render
 from .runs import remember
+from .spec import Phase, Spec
 from .stopping import BY_THE_USER, How, stop_chain
 from .survey import limits, take_survey
 
@@ -116,7 +117,8 @@ def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bo
         spec,
         profile,
         cwd=cwd,
-        level=_level(loaded, cwd, environ),
+        level=_level(loaded, spec, cwd, environ),
+        later=_later(loaded, cwd, environ),
         activations=active(environ),
         limits=None
         if found is None
@@ -126,12 +128,23 @@ def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bo
     )
 
 
-def _level(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> Choice:
-    spec, tools = loaded.spec, loaded.profile.tools.model_dump(mode="json")
-    work = Work(
-        argv=tuple(spec.argv), cwd=cwd, environ=environ, gpus=int(bool(spec.resources.gpus))
-    )
-    return choose(work, spec.level, recipes=load_recipes(), recipe=spec.recipe, tools=tools)
+def _level(loaded: Loaded, asked: Spec | Phase, cwd: Path, environ: Mapping[str, str]) -> Choice:
+    tools = loaded.profile.tools.model_dump(mode="json")
+    gpus = int(bool(loaded.spec.resources.gpus))
+    work = Work(argv=tuple(asked.argv), cwd=cwd, environ=environ, gpus=gpus)
+    return choose(work, asked.level, recipes=load_recipes(), recipe=asked.recipe, tools=tools)
+
+
+def _later(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> list[Choice]:
+    """One run directory holds the checkpoints of one program that uses a Checkpointer."""
+    later = [_level(loaded, phase, cwd, environ) for phase in loaded.spec.then]
+    own = [_level(loaded, loaded.spec, cwd, environ), *later] if later else []
+    if sum(choice.chosen == Kind.MODEL.value for choice in own) > 1:
+        raise SpecError(
+            "then: only one command of a chain may use a Checkpointer; give the others chains "
+            "of their own"
+        )
+    return later
 
 
 def _survey() -> Survey | None:

@@ -14,7 +14,7 @@ import typer
 
 from .. import __version__
 from ..errors import SpecError
-from . import adopting, runs, site
+from . import adopting, levels, runs, site
 from .options import AsJson, ProfileName, Root, run_of
 from .options import root_of as _root
 
@@ -33,6 +33,7 @@ config = typer.Typer(no_args_is_help=True, help="What is set, and where it was s
 app.add_typer(config, name="config")
 app.add_typer(site.profile_verbs, name="profile")
 app.command("doctor")(site.doctor)
+app.command("rehearse")(levels.rehearse)
 
 SpecFile = Annotated[
     str | None, typer.Argument(metavar="SPEC", help="The YAML file; or a command after '--'.")

@@ -26,7 +26,16 @@ from ..errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED, Fenced, HpcCkptErro
 from ..events import Event, EventLog
 from ..lease import Lease
 from ..policy.interval import EveryTime
-from ..rundir import CheckpointKey, Done, Outcome, Result, RunDir, read_notice, write_outcome
+from ..rundir import (
+    CheckpointKey,
+    Done,
+    Outcome,
+    Result,
+    RunDir,
+    phase_of,
+    read_notice,
+    write_outcome,
+)
 from ..settings import Settings, margin, resolve
 from .base import Level, Moment, NothingNew, ResumeFailed, SaveFailed, Start, Work
 from .program import Program
@@ -63,6 +72,7 @@ class Steward:
         levels: Sequence[Level],
         settings: Settings,
         events: EventLog,
+        lead_s: float | None = None,
     ) -> None:
         self._place = place
         self._lease = Lease(place, generation)
@@ -75,6 +85,7 @@ class Steward:
         self._restarts = Restarts(place)
         self._trials = Trials(place, generation, events)
         self._entered = time.time()
+        self._lead_s = lead_s
         self._save_s: float | None = None
         self._stall_s = 0.0
         self._tried_at = time.monotonic()
@@ -196,7 +207,10 @@ class Steward:
         return f"deadline: {left:.1f} s left" if left <= needed else None
 
     def _lead(self, level: Level) -> float:
-        return level.lead_s if self._save_s is None else SAVE_FACTOR * self._save_s
+        """Before anything is measured: what a rehearsal said, or the level's own guess."""
+        if self._save_s is not None:
+            return SAVE_FACTOR * self._save_s
+        return level.lead_s if self._lead_s is None else self._lead_s
 
     def _until(self) -> float:
         """By when a last save must be over, in time.monotonic()."""
@@ -361,8 +375,9 @@ def _run(environ: Mapping[str, str]) -> int:
     record: dict[str, Any] = place.chain() or {}
     scratch = Path(tempfile.mkdtemp(prefix="hpc-ckpt-"))
     try:
+        present = phase_of(record, place.phase())
         work = Work(
-            argv=tuple(record["argv"]),
+            argv=tuple(present["argv"]),
             cwd=Path(record["cwd"]),
             environ=program_environment(environ),
             gpus=int(record.get("gpus") or 0),
@@ -372,7 +387,13 @@ def _run(environ: Mapping[str, str]) -> int:
         log_file = EventLog(place.events_file(generation, _node(environ)))
         try:
             steward = Steward(
-                place, generation, work, levels_of(record["levels"]), settings, log_file
+                place,
+                generation,
+                work,
+                levels_of(present["levels"]),
+                settings,
+                log_file,
+                lead_s=record.get("lead_s"),
             )
             return steward.run()
         finally:
