@@ -139,7 +139,16 @@ def _judge_by_code(rundir: RunDir, generation: int, code: int, seen: Cause | Non
 
 
 def _used_checkpointer(rundir: RunDir, generation: int) -> bool:
-    return any(rundir.events.glob(f"{generation:08d}-*.jsonl"))
+    """This link's present command: what an earlier one wrote is older than its phase."""
+    begun = _modified(rundir.phase_file)
+    return any(_modified(p) > begun for p in rundir.events.glob(f"{generation:08d}-*.jsonl"))
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 # ── a link that could not say it itself ───────────────────────────────────────────────────
