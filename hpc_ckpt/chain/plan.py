@@ -162,6 +162,12 @@ def _strategy(spec: Spec, profile: Profile) -> Strategy:
     wanted = spec.chain.strategy or rules.strategy
     if spec.members:
         wanted = _strategy_of_sweep(spec, profile)
+        if spec.parallel and wanted is Strategy.RESUBMIT:
+            raise SpecError(
+                "parallel: with chain.strategy resubmit each further link is an array of its own, "
+                "and Slurm counts them apart; leave parallel out, or write strategy: requeue where "
+                "the profile allows it"
+            )
     if wanted is Strategy.REQUEUE and not rules.requeue:
         raise SpecError(
             f"chain.strategy: requeue is not allowed by the profile of {profile.cluster} "
@@ -236,13 +242,25 @@ def _gpu_count(spec: Spec) -> int:
 
 
 def _member_notes(spec: Spec) -> list[str]:
-    if not spec.members:
-        return []
-    left_out = unused(spec.command, spec.members[0])
+    _refuse_gaps(spec)
+    left_out = {name: None for member in spec.members for name in unused(spec.command, member)}
     if not left_out:
         return []
     names = ", ".join(f"{{{name}}}" for name in left_out)
     return [f"the command does not mention {names}: HPC_CKPT_MEMBER_… has the values"]
+
+
+def _refuse_gaps(spec: Spec) -> None:
+    """A {name} that other members have a value for would reach this one's program as it is."""
+    every = {name: None for member in spec.members for name in member}
+    mentioned = set(every) - set(unused(spec.command, every))
+    for member in spec.members:
+        gaps = sorted(mentioned - set(member))
+        if gaps:
+            raise SpecError(
+                f"members: {member_name(member)} has no value for {gaps[0]}, which the command "
+                f"mentions as {{{gaps[0]}}}; give it one, or take it out of the command"
+            )
 
 
 # ── time ──────────────────────────────────────────────────────────────────────────────────

@@ -358,6 +358,21 @@ def test_other_strategies_are_no_array(strategy: str) -> None:
         ({"chain": {"requeue": False}}, {"members": {"x": [1]}}, "neither requeue nor sbatch"),
         ({}, {"members": {"x": [1]}, "chain": {"strategy": "array"}}, "by requeue or resubmit"),
         ({"limits": {"max_array": 3}}, {"members": {"x": [1, 2, 3]}}, "3 are more than this site"),
+        (
+            {"chain": {"submit_from_compute_nodes": True}},
+            {"members": {"x": [1]}, "parallel": 1, "chain": {"strategy": "resubmit"}},
+            "parallel: with chain.strategy resubmit",
+        ),
+        (
+            {"chain": {"submit_from_compute_nodes": True, "requeue": False}},
+            {"members": {"x": [1]}, "parallel": 1},
+            "parallel: with chain.strategy resubmit",
+        ),
+        (
+            {},
+            {"command": "x {a}", "members": [{"a": 1}, {"b": 2}]},
+            "members: b-2 has no value for a, which the command mentions as {a}",
+        ),
         ({}, {"chain": {"min_time": "9h"}}, "chain.min_time: more than a link may take"),
         ({}, {"chain": {"min_time": "2 min"}}, "chain.min_time: 2m is too short"),
     ],
@@ -373,6 +388,13 @@ def test_a_sweep_is_one_array_of_its_members() -> None:
     assert ("1-3%2", "requeue") == (made.array, made.strategy.value)
     assert ("lr-1", "lr-2", "lr-3") == made.members
     assert "the command does not mention {lr}" in made.notes[-1]
+
+
+def test_members_may_have_other_names_where_the_command_mentions_none() -> None:
+    """The program reads them from its environment then; ${a} is bash's."""
+    members = [{"a": "1", "c": "3"}, {"b": "2", "c": "4"}]
+    made = limited({}, ArrayLimits(None, None), command="x {c} ${a}", members=members)
+    assert "the command does not mention {a}, {b}:" in made.notes[-1]
 
 
 def test_spare_links_follow_from_how_often_the_site_ends_a_job() -> None:
