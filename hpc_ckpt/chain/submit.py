@@ -276,6 +276,13 @@ def write_chain(
     rundir.halt_file.unlink(missing_ok=True)
 
 
+def take_up_again(rundir: RunDir) -> None:
+    """A stopped chain as it is, for new links that count from here."""
+    record = {**(rundir.chain() or {}), "after_generation": lease.highest(rundir)}
+    fsio.write_atomic(rundir.chain_file, _encode(record))
+    rundir.halt_file.unlink(missing_ok=True)
+
+
 def _overrides(loaded: Loaded) -> dict[str, str]:
     """Settings of the program's own from the environment and the command line.
 
