@@ -17,11 +17,12 @@ from ..settings import DEFAULT_POLICY, parse_keep
 from ..tiers.wishes import HOME, Survives, check_names
 from ..units import format_duration, parse_duration
 from .activation import Activation
+from .cluster import least
 from .directives import Directive, directives
 from .members import member_name, unused
 from .profile import Backend, Partition, Profile, Sharing, Strategy
 from .spec import MOST_LINKS, Spec
-from .survey import ArrayLimits
+from .survey import Bound, LiveLimits
 from .warnings import root_warnings
 
 DEFAULT_LINKS = 10
@@ -105,21 +106,21 @@ def plan_chain(
     *,
     cwd: Path,
     activations: Sequence[Activation] = (),
-    limits: ArrayLimits | None = None,
+    limits: LiveLimits | None = None,
     home: str | None = None,
     remarks: Sequence[str] = (),
 ) -> Plan:
     """The plan, or a SpecError that says what does not fit. `spec.root` must be absolute."""
     partitions = _partitions(spec, profile)
-    link_s, lead_s = _link_time(spec, profile, partitions), parse_duration(profile.signal.lead)
+    live = limits or LiveLimits()
+    lead_s = parse_duration(profile.signal.lead)
+    link_s = _link_time(spec, profile, partitions, live.wall)
     links, notes = _links(spec, profile, partitions, link_s)
     slurm = profile.backend is Backend.SLURM
     strategy = _strategy(spec, profile) if slurm else Strategy.ARRAY
     if slurm:
-        links, more = _within_limits(
-            links, strategy, spec, profile, limits or ArrayLimits(None, None)
-        )
-        notes += more
+        links, more = _within_limits(links, strategy, spec, profile, live)
+        notes += [*more, *_running_notes(spec, live.running)]
     prologue = (profile.environment.prologue or "").strip("\n") or None
     array = _array(spec, strategy, links)
     return Plan(
@@ -162,6 +163,12 @@ def _strategy(spec: Spec, profile: Profile) -> Strategy:
     wanted = spec.chain.strategy or rules.strategy
     if spec.members:
         wanted = _strategy_of_sweep(spec, profile)
+        if spec.parallel and wanted is Strategy.RESUBMIT:
+            raise SpecError(
+                "parallel: with chain.strategy resubmit each further link is an array of its own, "
+                "and Slurm counts them apart; leave parallel out, or write strategy: requeue where "
+                "the profile allows it"
+            )
     if wanted is Strategy.REQUEUE and not rules.requeue:
         raise SpecError(
             f"chain.strategy: requeue is not allowed by the profile of {profile.cluster} "
@@ -199,34 +206,46 @@ def _array(spec: Spec, strategy: Strategy, links: int) -> str | None:
 
 
 def _within_limits(
-    links: int, strategy: Strategy, spec: Spec, profile: Profile, live: ArrayLimits
+    links: int, strategy: Strategy, spec: Spec, profile: Profile, live: LiveLimits
 ) -> tuple[int, list[str]]:
     """As many as the site takes at once; the rest follows where the chain may extend itself."""
-    indices = _tightest(profile.limits.max_array, live.max_array)
+    indices = least(profile.limits.max_array, live.max_array)
     most_array = None if indices is None else indices - 1
-    most_jobs = _tightest(profile.limits.max_submit, live.max_submit)
+    room = None if live.submit is None else int(live.submit.most)
+    most_jobs = least(profile.limits.max_submit, room)
+    said = "" if live.submit is None or most_jobs != room else f": {live.submit.by}"
+    if most_jobs == 0:
+        raise SpecError(f"no job can be submitted now{said}; wait until some are over")
     if spec.members:
-        _check_sweep_fits(len(spec.members), most_array, most_jobs)
-        return links, []
-    if strategy in (Strategy.REQUEUE, Strategy.RESUBMIT):
-        return links, []
-    bounds = [most_jobs, most_array if strategy is Strategy.ARRAY else None]
-    most = min((bound for bound in bounds if bound is not None), default=links)
-    if links <= most:
+        _check_sweep_fits(len(spec.members), least(most_array, most_jobs), said)
         return links, []
     extends = profile.chain.submit_from_compute_nodes
+    if strategy is Strategy.RESUBMIT and most_jobs == 1:
+        return links, [f"a link's successor waits until there is room in the queue{said}"]
+    if strategy in (Strategy.REQUEUE, Strategy.RESUBMIT):
+        return links, []
+    if extends and most_jobs is not None and links > most_jobs > 1:
+        most_jobs -= 1  # a link that extends the chain is in the queue itself
+    most = least(most_jobs, most_array if strategy is Strategy.ARRAY else None)
+    if most is None or links <= most:
+        return links, []
     rest = "the chain extends itself" if extends else "submit again when they are used up"
-    return max(1, most), [f"this site takes {most} links at once instead of {links}; {rest}"]
+    return max(1, most), [f"this site takes {most} links at once instead of {links}{said}; {rest}"]
 
 
-def _check_sweep_fits(members: int, most_array: int | None, most_jobs: int | None) -> None:
-    most = min((m for m in (most_array, most_jobs) if m is not None), default=members)
-    if members > most:
-        raise SpecError(f"members: {members} are more than this site takes at once ({most})")
+def _check_sweep_fits(members: int, most: int | None, said: str) -> None:
+    if most is not None and members > most:
+        raise SpecError(f"members: {members} are more than this site takes at once ({most}{said})")
 
 
-def _tightest(*bounds: int | None) -> int | None:
-    return min((bound for bound in bounds if bound is not None), default=None)
+def _running_notes(spec: Spec, running: Bound | None) -> list[str]:
+    """One link of a chain runs at a time; members of a sweep beside each other."""
+    if running is None:
+        return []
+    if running.most < 1:
+        raise SpecError(f"no link could ever start: {running.by} allows no running jobs")
+    wanted = min(spec.parallel or len(spec.members), len(spec.members))
+    return [f"{running.by} allows {running.most:g} running jobs"] if wanted > running.most else []
 
 
 def _gpu_count(spec: Spec) -> int:
@@ -236,13 +255,25 @@ def _gpu_count(spec: Spec) -> int:
 
 
 def _member_notes(spec: Spec) -> list[str]:
-    if not spec.members:
-        return []
-    left_out = unused(spec.command, spec.members[0])
+    _refuse_gaps(spec)
+    left_out = {name: None for member in spec.members for name in unused(spec.command, member)}
     if not left_out:
         return []
     names = ", ".join(f"{{{name}}}" for name in left_out)
     return [f"the command does not mention {names}: HPC_CKPT_MEMBER_… has the values"]
+
+
+def _refuse_gaps(spec: Spec) -> None:
+    """A {name} that other members have a value for would reach this one's program as it is."""
+    every = {name: None for member in spec.members for name in member}
+    mentioned = set(every) - set(unused(spec.command, every))
+    for member in spec.members:
+        gaps = sorted(mentioned - set(member))
+        if gaps:
+            raise SpecError(
+                f"members: {member_name(member)} has no value for {gaps[0]}, which the command "
+                f"mentions as {{{gaps[0]}}}; give it one, or take it out of the command"
+            )
 
 
 # ── time ──────────────────────────────────────────────────────────────────────────────────
@@ -273,8 +304,13 @@ def _check_gpus(spec: Spec, name: str, partition: Partition) -> None:
         raise SpecError(f"resources.gpus: partition {name!r} has no {kind!r} GPUs; known: {known}")
 
 
-def _link_time(spec: Spec, profile: Profile, partitions: dict[str, Partition]) -> float:
-    limits = {n: parse_duration(p.max_time) for n, p in partitions.items() if p.max_time}
+def _link_time(
+    spec: Spec, profile: Profile, partitions: dict[str, Partition], wall: Bound | None
+) -> float:
+    limits = {f"partition {name!r}": parse_duration(one.max_time)
+              for name, one in partitions.items() if one.max_time}  # fmt: skip
+    if wall is not None:
+        limits[wall.by] = wall.most
     tightest = min(limits, key=lambda name: limits[name], default=None)
     asked = spec.chain.link_time
     if profile.backend is Backend.LOCAL:
@@ -283,8 +319,7 @@ def _link_time(spec: Spec, profile: Profile, partitions: dict[str, Partition]) -
     link_s = parse_duration(asked) if asked else min(longest, LONGEST_DEFAULT_LINK_S)
     if tightest is not None and link_s > longest:
         raise SpecError(
-            f"chain.link_time: {asked} is more than partition {tightest!r} allows "
-            f"({partitions[tightest].max_time})"
+            f"chain.link_time: {asked} is more than {tightest} allows ({format_duration(longest)})"
         )
     _check_signal_fits(profile, link_s, "chain.link_time")
     if spec.chain.min_time is not None:

@@ -35,12 +35,12 @@ from .layers import Loaded, load
 from .ledger import ChainStatus, State, read_status
 from .past import jobs_of
 from .plan import Plan, plan_chain
-from .profile import Backend, Strategy
+from .profile import Backend, Strategy, directive_name
 from .record import chain_record
 from .render import render
 from .runs import remember
 from .stopping import BY_THE_USER, How, stop_chain
-from .survey import limits, take_survey
+from .survey import LiveLimits, limits, take_survey
 
 SCRIPT_NAME = "chain.sbatch"
 LOOK_EVERY_S = 2.0
@@ -113,12 +113,28 @@ def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bo
         profile,
         cwd=cwd,
         activations=active(environ),
-        limits=None
-        if found is None
-        else limits(found, profile, account=spec.account, qos=spec.qos),
+        limits=None if found is None else _limits(found, loaded, environ),
         home=environ.get("HOME"),
         remarks=() if found is None else _maintenance(found),
     )
+
+
+def _limits(found: Survey, loaded: Loaded, environ: Mapping[str, str]) -> LiveLimits:
+    return limits(
+        found,
+        loaded.profile,
+        account=_asked(loaded, environ, "account", loaded.spec.account),
+        qos=_asked(loaded, environ, "qos", loaded.spec.qos),
+        partitions=loaded.spec.partition,
+    )
+
+
+def _asked(loaded: Loaded, environ: Mapping[str, str], name: str, given: str | None) -> str | None:
+    """As sbatch will understand it: its variables outrank the script, whose last line counts."""
+    for line in (*loaded.profile.directives.extra, *loaded.spec.sbatch):
+        if directive_name(line) == f"--{name}":
+            given = line[len(name) + 3 :].strip()
+    return environ.get(f"SBATCH_{name.upper()}") or given
 
 
 def _survey() -> Survey | None:
@@ -273,6 +289,13 @@ def write_chain(
     if loaded.spec.pin.environment:
         record["packages"] = pinning.record([one.prefix for one in plan.activations])
     fsio.write_atomic(rundir.chain_file, _encode({**record, **(more or {})}))
+    rundir.halt_file.unlink(missing_ok=True)
+
+
+def take_up_again(rundir: RunDir) -> None:
+    """A stopped chain as it is, for new links that count from here."""
+    record = {**(rundir.chain() or {}), "after_generation": lease.highest(rundir)}
+    fsio.write_atomic(rundir.chain_file, _encode(record))
     rundir.halt_file.unlink(missing_ok=True)
 
 
