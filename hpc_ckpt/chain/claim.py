@@ -15,6 +15,9 @@ from ..rundir import RunDir
 from . import slurm
 from .past import jobs_of
 
+AT_ONCE = 1000
+"""Jobs that are named in one squeue: a sweep can have many, an argument has an end."""
+
 
 @contextlib.contextmanager
 def claimed_directory(rundir: RunDir, changed: Sequence[Path], *, group: bool) -> Iterator[None]:
@@ -96,7 +99,9 @@ def holder_at_work(rundir: RunDir) -> lease.Holder | None:
 
 
 def refuse_live_jobs(root: Path, jobs: Sequence[str]) -> None:
-    live = slurm.live_jobs(sorted(set(jobs)))
+    wanted = sorted(set(jobs))
+    parts = [wanted[place : place + AT_ONCE] for place in range(0, len(wanted), AT_ONCE)]
+    live = [job for part in parts for job in slurm.live_jobs(part)]
     if live:
         raise RootError(
             root,

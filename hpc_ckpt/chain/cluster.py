@@ -81,7 +81,14 @@ class Association:
     qos: tuple[str, ...]
     default_qos: str | None
     max_jobs: int | None
+    """Running at once."""
     max_submit: int | None
+    """In the queue, running ones included."""
+    max_wall_s: float | None = None
+    partition: str | None = None
+    """The only one it is for; None: all that have none of their own."""
+    default_account: str | None = None
+    """Of a job that names none."""
 
     @property
     def qos_used(self) -> str:
@@ -100,6 +107,30 @@ class Qos:
     grace_s: float
     max_submit: int | None
     max_wall_s: float | None
+    max_jobs: int | None = None
+    over_partition: bool = False
+    """Whether it counts before the QoS of a partition."""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """One job of this user, or one index of an array."""
+
+    account: str
+    qos: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What one association or QoS allows this user."""
+
+    by: str
+    """Which one, for people."""
+    max_jobs: int | None
+    max_submit: int | None
+    max_wall_s: float | None
+    queued: int
+    """How many jobs in the queue it counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +154,8 @@ class Survey:
     associations: tuple[Association, ...] | None = None
     qos: tuple[Qos, ...] | None = None
     maintenance: tuple[Maintenance, ...] | None = None
+    queued: tuple[QueuedJob, ...] | None = None
+    """This user's."""
 
     def partition(self, name: str) -> ClusterPartition | None:
         return next((one for one in self.partitions if one.name == name), None)
@@ -155,18 +188,60 @@ class Survey:
         named = tuple(sorted(found - {""}))
         return named if named or not found else None
 
-    def submit_limits(self, account: str | None = None, qos: str | None = None) -> list[int]:
-        """Every bound on the jobs that this user may have in the queue.
-
-        Without an account all associations count: which one Slurm will use is not known here.
-        """
+    def submit_limits(self) -> list[int]:
+        """Every bound on the jobs that this user may have in the queue, under any account."""
         if not self.config.limited:
             return []
-        mine = [one for one in self.associations or () if account in (None, one.account)]
-        used = {qos} if qos else {one.qos_used for one in mine}
+        mine = self.associations or ()
+        used = {one.qos_used for one in mine}
         of_qos = [one.max_submit for one in self.qos or () if one.name in used]
         bounds = [*(one.max_submit for one in mine), *of_qos]
         return [bound for bound in bounds if bound is not None]
+
+    def rules(
+        self, account: str | None, qos: str | None, partition: ClusterPartition | None
+    ) -> list[Rule]:
+        """What is enforced for such a job, in Slurm's order: of each limit the first one counts."""
+        if not self.config.limited:
+            return []
+        mine = self._association(account, None if partition is None else partition.name)
+        used = qos or (None if mine is None else mine.qos_used)
+        of_job = self._qos(used)
+        of_partition = self._qos(None if partition is None else partition.qos)
+        first = [of_partition, of_job]
+        if of_job is not None and of_job.over_partition:
+            first.reverse()
+        found = [self._rule_of_qos(one) for one in dict.fromkeys(first) if one is not None]
+        return found if mine is None else [*found, self._rule_of_account(mine)]
+
+    def _association(self, account: str | None, partition: str | None) -> Association | None:
+        """The one that Slurm takes; None: there is none, or it cannot be told."""
+        every = self.associations or ()
+        named = account or next((one.default_account for one in every), None)
+        mine = [one for one in every if one.account == named]
+        own = [one for one in mine if one.partition is not None and one.partition == partition]
+        return next(iter([*own, *(one for one in mine if one.partition is None)]), None)
+
+    def _qos(self, name: str | None) -> Qos | None:
+        return next((one for one in self.qos or () if one.name == name), None)
+
+    def _rule_of_qos(self, one: Qos) -> Rule:
+        return Rule(
+            by=f"QoS {one.name!r}",
+            max_jobs=one.max_jobs,
+            max_submit=one.max_submit,
+            max_wall_s=one.max_wall_s,
+            queued=sum(job.qos == one.name for job in self.queued or ()),
+        )
+
+    def _rule_of_account(self, one: Association) -> Rule:
+        return Rule(
+            by=f"account {one.account!r}",
+            max_jobs=one.max_jobs,
+            max_submit=one.max_submit,
+            max_wall_s=one.max_wall_s,
+            queued=sum(job.account == one.account for job in self.queued or ()),
+        )
 
 
 def _shared(one: ClusterPartition, other: ClusterPartition) -> bool:

@@ -22,13 +22,11 @@ from ..tiers.wishes import anchored
 from .complaints import DEFAULT, first_complaint, known_path, nearest
 from .fields import Section
 from .profile import Profile
+from .slurm import sbatch_defaults
 from .spec import Spec, locate
 from .yamltext import Value, at_path, from_python, read_file
 
 ENV_PROFILE = "HPC_CKPT_PROFILE"
-SBATCH_DEFAULTS = (
-    "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_CONSTRAINT", "SBATCH_RESERVATION",
-)  # fmt: skip
 _NOTHING = Value({}, DEFAULT)
 
 S = TypeVar("S", bound=Section)
@@ -214,12 +212,9 @@ def _from_environment(environ: Mapping[str, str]) -> list[tuple[tuple[str, ...],
 
 def _from_slurm(environ: Mapping[str, str]) -> list[Value]:
     """What a site or a user has set for sbatch: shown in the plan, and the same in every link."""
-    if "SLURM_JOB_ID" in environ:
-        return []  # inside a job they are that job's
     return [
-        at_path((name.removeprefix("SBATCH_").lower(),), _variable(name, environ[name]))
-        for name in SBATCH_DEFAULTS
-        if environ.get(name)
+        at_path((key,), _variable(name, environ[name]))
+        for name, key in sbatch_defaults(environ).items()
     ]
 
 

@@ -225,13 +225,18 @@ def _end_time(
     told = _last(records, Event.LINK_ENDED if by_runner else Event.ENDED)
     if told is not None:
         return float(told["time"])
-    holder = lease.holder_of(rundir, generation)
-    gone = holder is not None and lease.alive_here(holder) is False
-    deadline = rundir.deadline(generation)
-    gone = gone or (deadline is not None and now > deadline + LONGEST_KILL_WAIT_S)
-    if gone or overtaken or lease.released(rundir, generation):
+    if overtaken or lease.released(rundir, generation) or is_gone(rundir, generation, now):
         return float(records[-1]["time"])
     return None
+
+
+def is_gone(rundir: RunDir, generation: int, now: float) -> bool:
+    """Whether a link that left no record of its end must be dead: seen here, or by its deadline."""
+    holder = lease.holder_of(rundir, generation)
+    if holder is not None and lease.alive_here(holder) is False:
+        return True
+    deadline = rundir.deadline(generation)
+    return deadline is not None and now > deadline + LONGEST_KILL_WAIT_S
 
 
 def _records(rundir: RunDir, generation: int) -> list[Record]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .fields import text
@@ -18,6 +18,8 @@ Member = dict[str, str]
 """The values of one member by name, as they are put into the command."""
 
 MOST_MEMBERS = 100_000
+_PLACE = re.compile(r"(?<!\$)\{(\w+)\}", re.ASCII)
+"""{name} in a command."""
 _KEY = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 
 
@@ -88,12 +90,11 @@ def command_of(command: str | tuple[str, ...], member: Mapping[str, str]) -> str
 
 
 def _fill(where: str, values: Mapping[str, str]) -> str:
-    return re.sub(
-        r"(?<!\$)\{(\w+)\}", lambda match: values.get(match[1], match[0]), where, flags=re.ASCII
-    )
+    return _PLACE.sub(lambda match: values.get(match[1], match[0]), where)
 
 
-def unused(command: str | tuple[str, ...], member: Mapping[str, str]) -> list[str]:
-    """Names of values that the command does not mention."""
+def unused(command: str | tuple[str, ...], names: Iterable[str]) -> list[str]:
+    """Those that the command does not mention."""
     whole = command if isinstance(command, str) else " ".join(command)
-    return [key for key in member if f"{{{key}}}" not in whole]
+    mentioned = {match[1] for match in _PLACE.finditer(whole)}
+    return [name for name in names if name not in mentioned]

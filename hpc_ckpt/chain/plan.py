@@ -22,7 +22,8 @@ from .directives import Directive, directives
 from .members import member_name, unused
 from .profile import Backend, Partition, Profile, Sharing, Strategy
 from .spec import MOST_LINKS, Spec
-from .survey import ArrayLimits
+from .strategy import array_of, running_notes, strategy_of, within_limits
+from .survey import Bound, LiveLimits
 from .warnings import root_warnings
 
 DEFAULT_LINKS = 10
@@ -114,23 +115,23 @@ def plan_chain(
     level: Choice = MODEL,
     later: Sequence[Choice] = (),
     activations: Sequence[Activation] = (),
-    limits: ArrayLimits | None = None,
+    limits: LiveLimits | None = None,
     home: str | None = None,
     remarks: Sequence[str] = (),
 ) -> Plan:
     """The plan, or a SpecError that says what does not fit. `spec.root` must be absolute."""
     partitions = _partitions(spec, profile)
-    link_s, lead_s = _link_time(spec, profile, partitions), parse_duration(profile.signal.lead)
+    live = limits or LiveLimits()
+    lead_s = parse_duration(profile.signal.lead)
+    link_s = _link_time(spec, profile, partitions, live.wall)
     links, notes = _links(spec, profile, partitions, link_s)
     slurm = profile.backend is Backend.SLURM
-    strategy = _strategy(spec, profile) if slurm else Strategy.ARRAY
+    strategy = strategy_of(spec, profile) if slurm else Strategy.ARRAY
     if slurm:
-        links, more = _within_limits(
-            links, strategy, spec, profile, limits or ArrayLimits(None, None)
-        )
-        notes += more
+        links, more = within_limits(links, strategy, spec, profile, live)
+        notes += [*more, *running_notes(spec, live.running)]
     prologue = (profile.environment.prologue or "").strip("\n") or None
-    array = _array(spec, strategy, links)
+    array = array_of(spec, strategy, links)
     return Plan(
         level=level,
         later=tuple(later),
@@ -168,79 +169,6 @@ def plan_chain(
     )
 
 
-# ── strategy ──────────────────────────────────────────────────────────────────────────────
-def _strategy(spec: Spec, profile: Profile) -> Strategy:
-    rules = profile.chain
-    wanted = spec.chain.strategy or rules.strategy
-    if spec.members:
-        wanted = _strategy_of_sweep(spec, profile)
-    if wanted is Strategy.REQUEUE and not rules.requeue:
-        raise SpecError(
-            f"chain.strategy: requeue is not allowed by the profile of {profile.cluster} "
-            "(chain.requeue: false); write array"
-        )
-    if wanted is Strategy.RESUBMIT and not rules.submit_from_compute_nodes:
-        raise SpecError(
-            "chain.strategy: resubmit needs sbatch on compute nodes, which the profile of "
-            f"{profile.cluster} does not allow (chain.submit_from_compute_nodes); write array"
-        )
-    return wanted
-
-
-def _strategy_of_sweep(spec: Spec, profile: Profile) -> Strategy:
-    """An index is a member there, no token: it must come back, or submit itself again."""
-    if spec.chain.strategy in (Strategy.ARRAY, Strategy.AFTERANY):
-        raise SpecError("chain.strategy: the members of a sweep go on by requeue or resubmit")
-    if spec.chain.strategy is not None:
-        return spec.chain.strategy
-    if profile.chain.requeue:
-        return Strategy.REQUEUE
-    if profile.chain.submit_from_compute_nodes:
-        return Strategy.RESUBMIT
-    raise SpecError(
-        f"members: the profile of {profile.cluster} allows neither requeue nor sbatch on compute "
-        "nodes, so a member could not go on after its first link; submit each as a chain"
-    )
-
-
-def _array(spec: Spec, strategy: Strategy, links: int) -> str | None:
-    if spec.members:
-        together = f"%{spec.parallel}" if spec.parallel else ""
-        return f"1-{len(spec.members)}{together}"
-    return f"1-{links}%1" if strategy is Strategy.ARRAY else None
-
-
-def _within_limits(
-    links: int, strategy: Strategy, spec: Spec, profile: Profile, live: ArrayLimits
-) -> tuple[int, list[str]]:
-    """As many as the site takes at once; the rest follows where the chain may extend itself."""
-    indices = _tightest(profile.limits.max_array, live.max_array)
-    most_array = None if indices is None else indices - 1
-    most_jobs = _tightest(profile.limits.max_submit, live.max_submit)
-    if spec.members:
-        _check_sweep_fits(len(spec.members), most_array, most_jobs)
-        return links, []
-    if strategy in (Strategy.REQUEUE, Strategy.RESUBMIT):
-        return links, []
-    bounds = [most_jobs, most_array if strategy is Strategy.ARRAY else None]
-    most = min((bound for bound in bounds if bound is not None), default=links)
-    if links <= most:
-        return links, []
-    extends = profile.chain.submit_from_compute_nodes
-    rest = "the chain extends itself" if extends else "submit again when they are used up"
-    return max(1, most), [f"this site takes {most} links at once instead of {links}; {rest}"]
-
-
-def _check_sweep_fits(members: int, most_array: int | None, most_jobs: int | None) -> None:
-    most = min((m for m in (most_array, most_jobs) if m is not None), default=members)
-    if members > most:
-        raise SpecError(f"members: {members} are more than this site takes at once ({most})")
-
-
-def _tightest(*bounds: int | None) -> int | None:
-    return min((bound for bound in bounds if bound is not None), default=None)
-
-
 def _gpu_count(spec: Spec) -> int:
     wanted = spec.resources.gpus
     count = int(wanted.rpartition(":")[2]) if isinstance(wanted, str) else wanted
@@ -248,13 +176,25 @@ def _gpu_count(spec: Spec) -> int:
 
 
 def _member_notes(spec: Spec) -> list[str]:
-    if not spec.members:
-        return []
-    left_out = unused(spec.command, spec.members[0])
+    _refuse_gaps(spec)
+    left_out = {name: None for member in spec.members for name in unused(spec.command, member)}
     if not left_out:
         return []
     names = ", ".join(f"{{{name}}}" for name in left_out)
     return [f"the command does not mention {names}: HPC_CKPT_MEMBER_… has the values"]
+
+
+def _refuse_gaps(spec: Spec) -> None:
+    """A {name} that other members have a value for would reach this one's program as it is."""
+    every = {name: None for member in spec.members for name in member}
+    mentioned = set(every) - set(unused(spec.command, every))
+    for member in spec.members:
+        gaps = sorted(mentioned - set(member))
+        if gaps:
+            raise SpecError(
+                f"members: {member_name(member)} has no value for {gaps[0]}, which the command "
+                f"mentions as {{{gaps[0]}}}; give it one, or take it out of the command"
+            )
 
 
 # ── time ──────────────────────────────────────────────────────────────────────────────────
@@ -285,8 +225,13 @@ def _check_gpus(spec: Spec, name: str, partition: Partition) -> None:
         raise SpecError(f"resources.gpus: partition {name!r} has no {kind!r} GPUs; known: {known}")
 
 
-def _link_time(spec: Spec, profile: Profile, partitions: dict[str, Partition]) -> float:
-    limits = {n: parse_duration(p.max_time) for n, p in partitions.items() if p.max_time}
+def _link_time(
+    spec: Spec, profile: Profile, partitions: dict[str, Partition], wall: Bound | None
+) -> float:
+    limits = {f"partition {name!r}": parse_duration(one.max_time)
+              for name, one in partitions.items() if one.max_time}  # fmt: skip
+    if wall is not None:
+        limits[wall.by] = wall.most
     tightest = min(limits, key=lambda name: limits[name], default=None)
     asked = spec.chain.link_time
     if profile.backend is Backend.LOCAL:
@@ -295,8 +240,7 @@ def _link_time(spec: Spec, profile: Profile, partitions: dict[str, Partition]) -
     link_s = parse_duration(asked) if asked else min(longest, LONGEST_DEFAULT_LINK_S)
     if tightest is not None and link_s > longest:
         raise SpecError(
-            f"chain.link_time: {asked} is more than partition {tightest!r} allows "
-            f"({partitions[tightest].max_time})"
+            f"chain.link_time: {asked} is more than {tightest} allows ({format_duration(longest)})"
         )
     _check_signal_fits(profile, link_s, "chain.link_time")
     if spec.chain.min_time is not None:

@@ -17,20 +17,29 @@ MARK = "[redacted]"
 _ALWAYS = frozenset({
     "password", "passwords", "passwd", "passphrase", "pass", "pwd", "pw", "secret", "secrets",
     "credential", "credentials", "apikey", "accesskey", "secretkey", "privatekey", "authtoken",
-    "accesstoken", "bearer", "cookie", "cookies", "netrc", "htpasswd", "sshpass", "pgpassword",
+    "accesstoken", "bearer", "cookie", "cookies", "netrc", "htpasswd", "passcode", "passkey",
+    "passin", "passout", "pswd", "psw", "creds", "jwt", "salt", "otp",
 })  # fmt: skip
 """Parts of a name that make a secret of any value."""
+_ENDINGS = ("password", "passwd", "passphrase", "passcode", "pass", "secret")
+"""The same where they are the end of a part: PGPASSWORD, MYPASS, clientsecret."""
+_PASSING = frozenset(
+    {"bypass", "compass", "lowpass", "highpass", "bandpass", "allpass", "encompass"}
+)
+"""Words with such an end that are none."""
 _MOSTLY = frozenset({
     "token", "tokens", "key", "keys", "auth", "authorization", "signature", "sig",
 })  # fmt: skip
 """The same, but `max_tokens=4096` and `key: 3` are counts."""
+_LONG_NUMBER = 6
+"""Digits of a number that is no count any more where one thing is named: `token: 1234567890`."""
 _HARMLESS = frozenset({"pwd", "oldpwd", "pass", "keyerror"})
 """Whole names that are not: the working directory, `3 tests pass`, a traceback's last line."""
 _NOTHING = re.compile(
     r"(?i)(?:\(?null\)?|none|true|false|yes|no|auth/\w+|cred/\w+|n/a|\*+|\[redacted\]|<[\w -]*>|"
-    r"\$\{?\w+\}?|\$\([^)]*\))"
+    r"\$\{?\w+\}?|\$\([^)]*\)|[|>][-+]?\d?)"
 )
-"""Values that tell nothing: empty ones, and names of other variables."""
+"""Values that tell nothing: empty ones, names of other variables, the beginning of a block."""
 
 _NAME = r"[A-Za-z_][\w.-]{0,80}"
 _VALUE = (
@@ -39,7 +48,7 @@ _VALUE = (
 )
 """In quotes, in quotes that stand in a quoted text, a list, or a bare word."""
 _ASSIGNED = re.compile(
-    rf"""(?<![\w.$-])-{{0,2}}(?P<name>{_NAME})(?P<link>\\?["']?\s{{0,3}}[=:]\s{{0,3}})"""
+    rf"""(?<![\w.$-])-{{0,2}}(?P<name>{_NAME})(?P<link>\\?["']?\s{{0,3}}[=:]\s{{0,3}}(?:\\\n\s*)?)"""
     rf"""(?P<value>{_VALUE})"""
 )
 """NAME=value, NAME: value, "NAME": "value", --name=value."""
@@ -53,6 +62,45 @@ _HEADER = re.compile(
     r"(?P<link>\\?[\"']?\s*:\s*\\?[\"']?)(?P<value>[^\r\n\"'\\]+)"
 )
 _BEARER = re.compile(r"(?i)\b(?:bearer|basic)\s+(?P<value>[\w.~+/=-]{8,})")
+_BLOCK = re.compile(
+    rf"""(?m)^(?P<indent>[ ]*)(?:-[ ]+)?["']?(?P<name>{_NAME})["']?(?P<link>[ ]*:[ ]*[|>][-+\d]*"""
+    r"""[ ]*(?:\#.*)?\n(?:[ ]*\n)*(?P=indent)[ ]+)"""
+    r"""(?P<value>\S.*(?:\n(?:(?P=indent)[ ]+.*|[ ]*(?=\n)))*)"""
+)
+"""A text of several lines in YAML, under its name."""
+_LIST = re.compile(
+    rf"""(?m)^(?P<indent>[ ]*)["']?(?P<name>{_NAME})["']?(?P<link>[ ]*:[ ]*\n(?P=indent)[ ]*)"""
+    r"""(?P<value>-[ ].*(?:\n(?P=indent)[ ]*-[ ].*)*)"""
+)
+"""A list in YAML, one item a line."""
+_NEXT = r"""(?:\\?["']?,?\s{1,40}|=)?"""
+"""Between a short option and its value: nothing, a space, or the border of two list items."""
+_WORD = r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s"'`\\,;)\]}]+)"""
+_PASSWORD_OPTION = re.compile(
+    r"\b(?:(?:sshpass|mysql[\w-]*|mariadb[\w-]*|mongo\w*)\b[^;|&]{0,200}?[\s\"']-p|"
+    r"redis-cli\b[^;|&]{0,200}?[\s\"']-a|ldap\w+\b[^;|&]{0,200}?[\s\"']-w|"
+    rf"(?:sqlcmd|zip|unzip)\b[^;|&]{{0,200}}?[\s\"']-P){_NEXT}(?P<value>{_WORD})"
+)
+"""Programs that take a password by one letter."""
+_USER_OPTION = re.compile(
+    rf"(?<![\w-])(?:-[uU]|--(?:proxy-)?user){_NEXT}"
+    r"""(?P<value>"[^":\n]*:[^"\n]+"|'[^':\n]*:[^'\n]+'|\\?["']?[^\s"'\\,;:]+:[^\s"'\\,;)\]}]+)"""
+)
+"""-u user:password, of curl and others."""
+_NETRC = re.compile(r"\b(?:login|user|account)\s+\S+\s+password\s+(?P<value>[^\s\"'\\]+)")
+_SAID = re.compile(
+    r"(?P<name>(?i:\b\w*(?:password|passwd|passphrase|passcode|secret|token|api[ _-]?key))|"
+    r"\b[A-Z]\w*_KEY)(?:\s+(?:is|was))?\s+(?P<value>(?=[^\s\d]*\d)(?=[^\sA-Za-z]*[A-Za-z])"
+    r"[^\s\"'`,;:/()]{6,})"
+)
+"""In a sentence: only what has letters and digits, since words follow there too."""
+_HOOK = re.compile(
+    r"(?i)\bhttps?://(?:hooks\.slack\.com/(?:services|workflows|triggers)/|"
+    r"(?:\w+\.)?discord(?:app)?\.com/api/(?:v\d+/)?webhooks/|[\w.-]+\.webhook\.office\.com/|"
+    r"api\.telegram\.org/bot|maker\.ifttt\.com/trigger/[^\s/]+/(?:json/)?with/key/)"
+    r"(?P<value>[^\s\"'`\\<>),;]+)"
+)
+"""Addresses that whoever knows them may write to."""
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,20}://(?P<value>[^\s/\"'<>]+)(?=@)", re.IGNORECASE)
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?P<value>.*?)"
@@ -63,9 +111,9 @@ _FORM = re.compile(
     r"(?<![\w-])(?P<value>sk-[\w-]{16,}|(?:gh[opsur]|github_pat|glpat|gldt|hf|npm|pypi|dop_v1|"
     r"wandb_v1)[_-][\w-]{16,}|xox[abeprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}|"
     r"ya29\.[\w-]{20,}|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|SG\.[\w-]{16,}\.[\w-]{16,}|"
-    r"AGE-SECRET-KEY-\w+)"
+    r"AGE-SECRET-KEY-\w+|\d{8,10}:[A-Za-z0-9_-]{30,})"
 )
-"""Tokens whose makers gave them a form: GitHub, GitLab, Hugging Face, Amazon, Google, JWT, …"""
+"""Tokens whose makers gave them a form: GitHub, Hugging Face, Amazon, Google, Telegram, …"""
 _LONG = re.compile(r"(?<![\w+/=-])(?P<value>[\w+/=-]{24,})(?![\w+/=-])", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _BEFORE_COMMIT = re.compile(r"\"git\": ?\"$|\b(?:commit|oid|revision)[ :=]\s*\"?$")
@@ -145,7 +193,7 @@ def _by_name(match: re.Match[str]) -> str | None:
     if not value or _NOTHING.fullmatch(value):
         return None
     kind = secrecy(name)
-    if kind is None or (kind == "mostly" and _is_count(value)):
+    if kind is None or (kind == "mostly" and _is_count(value, several=name.lower().endswith("s"))):
         return None
     return f"value of {name}"
 
@@ -156,17 +204,35 @@ def secrecy(name: str) -> str | None:
         return None
     parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
     words = {part.lower() for part in parts} | {name.lower()}
-    if words & _ALWAYS:
+    if words & _ALWAYS or any(word.endswith(_ENDINGS) for word in words - _PASSING):
         return "always"
     return "mostly" if words & _MOSTLY else None
 
 
-def _is_count(value: str) -> bool:
+def _is_count(value: str, *, several: bool) -> bool:
+    if not several and value.isdecimal() and len(value) >= _LONG_NUMBER:
+        return False
     return re.fullmatch(r"[-+]?[\d._]+(?:e[-+]?\d+)?", value, re.IGNORECASE) is not None
 
 
 def _known(what: str) -> Judge:
-    return lambda match: None if MARK in match["value"] else what
+    def judge(match: re.Match[str]) -> str | None:
+        value = match["value"]
+        return None if MARK in value or _NOTHING.fullmatch(value.strip("\\\"'")) else what
+
+    return judge
+
+
+def _user(match: re.Match[str]) -> str | None:
+    """Numbers are a user's and a group's; an address is no user."""
+    value = match["value"].strip("\\\"'")
+    if re.fullmatch(r"\d+:\d+", value) or "://" in value or MARK in value:
+        return None
+    return "user and password of a command"
+
+
+def _said(match: re.Match[str]) -> str | None:
+    return None if _NOTHING.fullmatch(match["value"]) else f"what follows {match['name']}"
 
 
 def _header(match: re.Match[str]) -> str | None:
@@ -205,12 +271,19 @@ def _kind(character: str) -> str:
 
 _PASSES: tuple[tuple[re.Pattern[str], Judge], ...] = (
     (_PRIVATE_KEY, _known("a private key")),
+    (_BLOCK, _by_name),
+    (_LIST, _by_name),
+    (_HOOK, _known("an address to write to")),
     (_URL, _known("user and password of an address")),
     (_HEADER, _header),
     (_BEARER, _known("credentials of a request")),
+    (_PASSWORD_OPTION, _known("a password of a command")),
+    (_USER_OPTION, _user),
+    (_NETRC, _known("a password")),
     (_SETENV, _by_name),
     (_ASSIGNED, _by_name),
     (_FLAGGED, _by_name),
+    (_SAID, _said),
     (_FORM, _known("a token")),
     (_LONG, _random),
 )

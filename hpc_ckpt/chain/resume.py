@@ -29,7 +29,7 @@ def resume_chain(rundir: RunDir, environ: Mapping[str, str]) -> tuple[Plan, list
     if rundir.done() is not None:
         raise RootError(rundir.root, "the work is complete; there is nothing to take up")
     if record.get("sweep"):
-        raise RootError(rundir.root, "a member of a sweep: submit the sweep's spec again")
+        raise RootError(rundir.root, "a member of a sweep: sweeping.resume_members takes it up")
     loaded = recorded(rundir, record)
     cwd = Path(str(record.get("cwd")))
     if not cwd.is_dir():

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .. import fsio
+from .sweep import is_sweep
 
 MOST_BYTES = 128 * 1024
 """A longer file is cut to its newest KEPT lines."""
@@ -66,7 +67,12 @@ def known_runs(environ: Mapping[str, str]) -> list[Run]:
     for run in filter(None, map(_parse, lines)):
         newest.pop(run.root, None)  # again at the end: it is the newest now
         newest[run.root] = run
-    return [run for run in newest.values() if Path(run.root, "lease").is_dir()]
+    return [run for run in newest.values() if is_run(Path(run.root))]
+
+
+def is_run(root: Path) -> bool:
+    """Whether a chain or a sweep of chains lives there."""
+    return (root / "lease").is_dir() or is_sweep(root)
 
 
 def last_run(environ: Mapping[str, str]) -> Path | None:

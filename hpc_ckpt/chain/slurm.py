@@ -45,6 +45,15 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def sbatch_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables a site or a user has set for sbatch, and what they are about."""
+    if "SLURM_JOB_ID" in environ:
+        return {}  # inside a job they are that job's
+    kept = ("account", "partition", "qos", "constraint", "reservation")
+    named = {f"SBATCH_{key.upper()}": key for key in kept}
+    return {name: key for name, key in named.items() if environ.get(name)}
+
+
 def run_command(argv: Sequence[str], timeout_s: float | None = COMMAND_TIMEOUT_S) -> str:
     """Output of a Slurm command; SchedulerError if it fails, is missing or does not answer."""
     inside = "SLURM_JOB_ID" in os.environ

@@ -1,4 +1,5 @@
-"""Three ways to end a chain: save and end, end after the next checkpoint, end at once.
+"""Three ways to end a chain, or all chains of a sweep: save and end, end after the next
+checkpoint, end at once.
 
 All write `halt`, so that no further link runs; they differ in how the running one is told.
 """
@@ -6,10 +7,12 @@ All write `halt`, so that no further link runs; they differ in how the running o
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from .. import lease
 from ..errors import RootError, SchedulerError
@@ -18,6 +21,7 @@ from . import slurm
 from .backend import Cause
 from .local import tell_end
 from .past import jobs_of
+from .sweep import SweepMember, arrays_of, members, own_jobs, running_link
 
 BY_THE_USER = "stopped by the user"
 SOURCE = "hpc-ckpt stop"
@@ -25,6 +29,8 @@ HURRY_S = 10.0
 """How long a link that was told to hurry may take before its job is cancelled."""
 LOOK_EVERY_S = 0.25
 _GONE = ("Invalid job id", "already completing or completed")
+AT_ONCE = 1000
+"""Jobs that are named in one scancel: a command line has an end."""
 
 
 class How(str, Enum):
@@ -72,10 +78,10 @@ def stop_chain(
         return Stopped(how, link, (), ended=False)
     if link is not None:
         rundir.give_notice(link, SOURCE, hurry=how is How.NOW)
-    cancelled = tuple(job for job in jobs if cancel_what_waits(job))
+    cancelled = tuple(job for job in jobs if _done(slurm.cancel_pending, job))
     if how is not How.NOW or link is None:
         return Stopped(how, link, cancelled, ended=link is None)
-    if _ends_within(rundir, link, HURRY_S, sleep, clock):
+    if not _still_there({rundir: link}, sleep, clock):
         return Stopped(how, link, cancelled, ended=True)
     return Stopped(how, link, cancelled, ended=False, killed=_kill(rundir, link))
 
@@ -96,23 +102,16 @@ def _done(cancel: Callable[[str], object], job: str) -> bool:
     return True
 
 
-def _ends_within(
-    rundir: RunDir,
-    link: int,
-    seconds: float,
-    sleep: Callable[[float], object],
-    clock: Callable[[], float],
-) -> bool:
-    end = clock() + seconds
-    while not lease.released(rundir, link):
+def _still_there(
+    links: Mapping[RunDir, int], sleep: Callable[[float], object], clock: Callable[[], float]
+) -> list[RunDir]:
+    """Those that have not ended when HURRY_S are over."""
+    end, left = clock() + HURRY_S, list(links)
+    while left := [rundir for rundir in left if not lease.released(rundir, links[rundir])]:
         if clock() >= end:
-            return False
+            break
         sleep(LOOK_EVERY_S)
-    return True
-
-
-def cancel_what_waits(job: str) -> bool:
-    return _done(slurm.cancel_pending, job)
+    return left
 
 
 def _kill(rundir: RunDir, link: int) -> str | None:
@@ -124,3 +123,74 @@ def _kill(rundir: RunDir, link: int) -> str | None:
         tell_end(rundir, time.time(), Cause.CANCELLED)
         return "local"
     return None
+
+
+# ── a sweep ───────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True)
+class SweepStopped:
+    """What stopping did to a sweep; members by their names."""
+
+    how: How
+    stopped: tuple[str, ...]
+    """Those that were not over."""
+    running: tuple[str, ...]
+    """Those of them that ran."""
+    killed: tuple[str, ...]
+    """Those of them whose job had to be cancelled while it ran."""
+
+
+def stop_sweep(
+    root: Path,
+    how: How,
+    reason: str = BY_THE_USER,
+    *,
+    sleep: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> SweepStopped:
+    """Every member that is not over, also one that was asked before and still runs.
+
+    The scheduler is asked once for what waits and once for what has to be killed.
+    """
+    every = [member for member in members(root) if member.rundir.done() is None]
+    running = {member: link for member in every if (link := running_link(member.rundir))}
+    at_work = [m for m in every if m in running or m.rundir.halted() is None]
+    for member in at_work:  # first of all: none of them may begin while others are being stopped
+        if member.rundir.halted() is None:
+            member.rundir.write_halt(reason)
+    spared = running if how is How.AFTER_CHECKPOINT else {}
+    for member, link in running.items():
+        if member not in spared:
+            member.rundir.give_notice(link, SOURCE, hurry=how is How.NOW)
+    arrays = arrays_of(root)
+    own = (job for m in every if m not in spared for job in own_jobs(m, arrays))
+    _cancel_all([*arrays, *own], "--state=PENDING")
+    return SweepStopped(
+        how,
+        stopped=tuple(member.name for member in at_work),
+        running=tuple(member.name for member in running),
+        killed=_kill_all(running, sleep, clock) if how is How.NOW else (),
+    )
+
+
+def _kill_all(
+    running: Mapping[SweepMember, int],
+    sleep: Callable[[float], object],
+    clock: Callable[[], float],
+) -> tuple[str, ...]:
+    left = _still_there({member.rundir: link for member, link in running.items()}, sleep, clock)
+    holders = {m: lease.holder_of(m.rundir, running[m]) for m in running if m.rundir in left}
+    jobs = {m.name: holder.job for m, holder in holders.items() if holder and holder.job}
+    _cancel_all(jobs.values())
+    return tuple(jobs)
+
+
+def _cancel_all(jobs: Iterable[str], *options: str) -> None:
+    """One scancel for all; those that Slurm has forgotten are no error."""
+    wanted = iter(dict.fromkeys(jobs))
+    while some := list(itertools.islice(wanted, AT_ONCE)):
+        try:
+            slurm.run_command(["scancel", *options, *some])
+        except SchedulerError as error:
+            said = error.stderr.splitlines()
+            if not all(any(gone in line for gone in _GONE) for line in said if line.strip()):
+                raise

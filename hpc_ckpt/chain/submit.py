@@ -39,13 +39,13 @@ from .layers import Loaded, load
 from .ledger import ChainStatus, State, read_status
 from .past import jobs_of
 from .plan import Plan, plan_chain
-from .profile import Backend, Strategy
+from .profile import Backend, Strategy, directive_name
 from .record import chain_record
 from .render import render
 from .runs import remember
 from .spec import Phase, Spec
 from .stopping import BY_THE_USER, How, stop_chain
-from .survey import limits, take_survey
+from .survey import LiveLimits, limits, take_survey
 
 SCRIPT_NAME = "chain.sbatch"
 LOOK_EVERY_S = 2.0
@@ -120,9 +120,7 @@ def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bo
         level=_level(loaded, spec, cwd, environ),
         later=_later(loaded, cwd, environ),
         activations=active(environ),
-        limits=None
-        if found is None
-        else limits(found, profile, account=spec.account, qos=spec.qos),
+        limits=None if found is None else _limits(found, loaded),
         home=environ.get("HOME"),
         remarks=() if found is None else _maintenance(found),
     )
@@ -145,6 +143,24 @@ def _later(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> list[Choice
             "of their own"
         )
     return later
+
+
+def _limits(found: Survey, loaded: Loaded) -> LiveLimits:
+    return limits(
+        found,
+        loaded.profile,
+        account=_asked(loaded, "account", loaded.spec.account),
+        qos=_asked(loaded, "qos", loaded.spec.qos),
+        partitions=loaded.spec.partition,
+    )
+
+
+def _asked(loaded: Loaded, name: str, given: str | None) -> str | None:
+    """As sbatch will understand it: the script's last line about it counts."""
+    for line in (*loaded.profile.directives.extra, *loaded.spec.sbatch):
+        if directive_name(line) == f"--{name}":
+            given = line[len(name) + 3 :].strip()
+    return given
 
 
 def _survey() -> Survey | None:
@@ -299,6 +315,13 @@ def write_chain(
     if loaded.spec.pin.environment:
         record["packages"] = pinning.record([one.prefix for one in plan.activations])
     fsio.write_atomic(rundir.chain_file, _encode({**record, **(more or {})}))
+    rundir.halt_file.unlink(missing_ok=True)
+
+
+def take_up_again(rundir: RunDir) -> None:
+    """A stopped chain as it is, for new links that count from here."""
+    record = {**(rundir.chain() or {}), "after_generation": lease.highest(rundir)}
+    fsio.write_atomic(rundir.chain_file, _encode(record))
     rundir.halt_file.unlink(missing_ok=True)
 
 

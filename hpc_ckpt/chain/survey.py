@@ -1,4 +1,4 @@
-"""What a live cluster says of itself: six questions, and pure parsers of Slurm's answers.
+"""What a live cluster says of itself: seven questions, and pure parsers of Slurm's answers.
 
 What nobody may ask or nobody answers is None, never an error; only a cluster that does not
 answer at all is one. The records are in cluster.py.
@@ -11,7 +11,7 @@ import contextlib
 import getpass
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,6 +24,8 @@ from .cluster import (
     ClusterPartition,
     Maintenance,
     Qos,
+    QueuedJob,
+    Rule,
     least,
 )
 from .cluster import Survey as Survey
@@ -35,30 +37,89 @@ ACCOUNTING_TIMEOUT_S = 5.0
 """A data base that is out of reach makes sacctmgr try again for a long time."""
 USUAL_REQUEUE_DELAY_S = 120
 """Slurm's own cred_expire."""
-ASSOCIATION = ("Account", "QOS", "DefaultQOS", "MaxJobs", "MaxSubmit", "GrpSubmit")
-QOS = ("Name", "Preempt", "PreemptMode", "GraceTime", "MaxSubmitJobsPU", "MaxWall")
+ASSOCIATION = (
+    "Account", "QOS", "DefaultQOS", "MaxJobs", "MaxSubmit", "GrpSubmit", "MaxWall", "Partition",
+    "DefaultAccount",
+)  # fmt: skip
+QOS = (
+    "Name", "Preempt", "PreemptMode", "GraceTime", "MaxSubmitJobsPU", "MaxWall", "MaxJobsPU",
+    "Flags",
+)  # fmt: skip
+QUEUED = "--format=%a|%q"
+IN_THE_QUEUE = "--states=PENDING,RUNNING,SUSPENDED,CONFIGURING"
+"""What counts against a limit; a job that is being cleaned up does not."""
 _NOTHING = frozenset({"", "(null)", "n/a", "none"})
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ArrayLimits:
-    """None: not known."""
+class Bound:
+    most: float
+    by: str
+    """Who says so, for people."""
+
+
+@dataclass(frozen=True)
+class LiveLimits:
+    """What holds for a chain that is submitted now; None: not known, or no bound."""
 
     max_array: int | None = None
     """The greatest index and one."""
-    max_submit: int | None = None
+    submit: Bound | None = None
+    """How many more jobs this user may have in the queue."""
+    wall: Bound | None = None
+    """How long a job may run, in seconds; Slurm lets a longer one wait for ever."""
+    running: Bound | None = None
+    """How many jobs this user may have running."""
 
 
 def limits(
-    survey: Survey, profile: Profile, *, account: str | None = None, qos: str | None = None
-) -> ArrayLimits:
-    """The tighter of what the profile and the cluster say."""
-    return ArrayLimits(
+    survey: Survey,
+    profile: Profile,
+    *,
+    account: str | None = None,
+    qos: str | None = None,
+    partitions: Sequence[str] = (),
+) -> LiveLimits:
+    """The tightest of what the profile and the cluster say, over all partitions asked for."""
+    asked = [one for one in survey.partitions if one.name in partitions]
+    asked = asked or [one for one in survey.partitions if one.default]
+    every = [survey.rules(account, qos, one) for one in asked]
+    submit = _deciding(every, lambda rule: rule.max_submit)
+    wall = _deciding(every, lambda rule: rule.max_wall_s)
+    running = _deciding(every, lambda rule: rule.max_jobs)
+    own = _room("the profile", profile.limits.max_submit, len(survey.queued or ()))
+    return LiveLimits(
         max_array=least(profile.limits.max_array, survey.config.max_array),
-        max_submit=least(profile.limits.max_submit, *survey.submit_limits(account, qos)),
+        submit=_tightest(own, *(_room(one.by, one.max_submit, one.queued) for one in submit)),
+        wall=_tightest(*(_bound(one.by, one.max_wall_s) for one in wall)),
+        running=_tightest(*(_bound(one.by, one.max_jobs) for one in running)),
     )
+
+
+def _deciding(
+    every: Iterable[Iterable[Rule]], limit: Callable[[Rule], float | None]
+) -> Iterator[Rule]:
+    """Of each partition's rules the first that has the limit."""
+    for rules in every:
+        yield from [rule for rule in rules if limit(rule) is not None][:1]
+
+
+def _room(by: str, most: int | None, queued: int) -> Bound | None:
+    if most is None:
+        return None
+    there = f", {queued} are there" if queued else ""
+    return Bound(max(0, most - queued), f"{by} allows {most} in the queue{there}")
+
+
+def _bound(by: str, most: float | None) -> Bound | None:
+    return None if most is None else Bound(most, by)
+
+
+def _tightest(*bounds: Bound | None) -> Bound | None:
+    known = [bound for bound in bounds if bound is not None]
+    return min(known, key=lambda bound: bound.most, default=None)
 
 
 def ask(argv: Sequence[str]) -> str:
@@ -72,8 +133,9 @@ def take_survey(run: Runner = ask) -> Survey:
     partitions = parse_partitions(run([*show, "partition"]))
     counted = config.accounting == "slurmdbd"  # elsewhere sacctmgr has nobody to ask
     user = _user()
-    who = ["where", f"user={user}", f"cluster={config.cluster}"]  # one data base may serve several
-    mine = [*table, "assoc", *who, f"format={','.join(ASSOCIATION)}"]
+    who = ["where", f"name={user}", f"cluster={config.cluster}"]  # one data base may serve several
+    mine = [*table, "user", *who, "withassoc", f"format={','.join(ASSOCIATION)}"]
+    queue = ["squeue", "--noheader", "--array", f"--user={user}", IN_THE_QUEUE, QUEUED]
     every = [*table, "qos", f"format={','.join(QOS)}"]
     return Survey(
         config=config,
@@ -82,6 +144,7 @@ def take_survey(run: Runner = ask) -> Survey:
         maintenance=_answer(parse_maintenance, [*show, "reservation"], run),
         associations=_answer(parse_associations, mine, run) if counted and user else None,
         qos=_answer(parse_qos, every, run) if counted else None,
+        queued=_answer(parse_queue, queue, run) if user else None,
     )
 
 
@@ -273,6 +336,9 @@ def parse_associations(text: str) -> tuple[Association, ...]:
             default_qos=_text(row["DefaultQOS"]),
             max_jobs=_count(row["MaxJobs"]),
             max_submit=least(_count(row["MaxSubmit"]), _count(row["GrpSubmit"])),
+            max_wall_s=_seconds(row["MaxWall"]),
+            partition=_text(row["Partition"]),
+            default_account=_text(row["DefaultAccount"]),
         )
         for row in _rows(text, ASSOCIATION)
     )
@@ -287,6 +353,14 @@ def parse_qos(text: str) -> tuple[Qos, ...]:
             grace_s=_seconds(row["GraceTime"]) or 0.0,
             max_submit=_count(row["MaxSubmitJobsPU"]),
             max_wall_s=_seconds(row["MaxWall"]),
+            max_jobs=_count(row["MaxJobsPU"]),
+            over_partition="overpartqos" in row["Flags"].lower().split(","),
         )
         for row in _rows(text, QOS)
     )
+
+
+# ── squeue ────────────────────────────────────────────────────────────────────────────────
+def parse_queue(text: str) -> tuple[QueuedJob, ...]:
+    rows = (line.strip().split("|") for line in text.splitlines())
+    return tuple(QueuedJob(*row) for row in rows if len(row) == 2)

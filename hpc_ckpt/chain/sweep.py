@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from typing import Any
 from .. import lease
 from ..errors import RootError, SpecError
 from ..rundir import RunDir
+from .ledger import State, is_gone
+from .past import jobs_of
 
 SWEEP_FILE = "sweep.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SweepMember:
     index: int
     name: str
@@ -55,6 +58,10 @@ class SweepStatus:
     @property
     def counts(self) -> dict[str, int]:
         return dict(Counter(member.state for member in self.members))
+
+
+def is_sweep(root: str | os.PathLike[str]) -> bool:
+    return Path(root, SWEEP_FILE).exists()
 
 
 def read_sweep(root: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -98,42 +105,63 @@ def all_over(rundir: RunDir) -> bool:
     )
 
 
-def sweep_status(root: str | os.PathLike[str]) -> SweepStatus:
+def arrays_of(root: str | os.PathLike[str]) -> list[str]:
+    """The arrays that were submitted for it, oldest first."""
+    return [str(job) for job in (read_sweep(root) or {}).get("jobs") or ()]
+
+
+def own_jobs(member: SweepMember, arrays: Sequence[str]) -> list[str]:
+    """What a member submitted by itself, and the job that holds it: not its indices in `arrays`."""
+    rundir, indices = member.rundir, {f"{array}_{member.index}" for array in arrays}
+    last = lease.highest(rundir)
+    if not last:
+        return []
+    holder = None if lease.released(rundir, last) else lease.holder_of(rundir, last)
+    held = [holder.job] if holder is not None and holder.job is not None else []
+    return [job for job in dict.fromkeys([*jobs_of(rundir), *held]) if job not in indices]
+
+
+def running_link(rundir: RunDir, now: float | None = None) -> int | None:
+    """The link that holds it, as far as files can tell."""
+    last = lease.highest(rundir)
+    if not last or lease.released(rundir, last):
+        return None
+    return None if is_gone(rundir, last, time.time() if now is None else now) else last
+
+
+def sweep_status(root: str | os.PathLike[str], now: float | None = None) -> SweepStatus:
     record = read_sweep(root)
     if record is None:
         raise RootError(Path(root), "no sweep there; give the root of a sweep")
     return SweepStatus(
         root=str(root),
         name=str(record.get("name") or Path(root).name),
-        members=tuple(_member_status(member) for member in members(root)),
+        members=tuple(_member_status(member, now) for member in members(root)),
         jobs=tuple(str(job) for job in record.get("jobs") or ()),
     )
 
 
-def _member_status(member: SweepMember) -> MemberStatus:
+def _member_status(member: SweepMember, now: float | None) -> MemberStatus:
     rundir = member.rundir
     links = lease.highest(rundir)
     newest = rundir.newest()
-    state, reason = _state(rundir, links)
+    state, reason = _state(rundir, links, now)
     return MemberStatus(
         index=member.index,
         name=member.name,
-        state=state,
+        state=state.value,
         step=0 if newest is None else newest.step,
         links=links,
         reason=reason,
     )
 
 
-def _state(rundir: RunDir, links: int) -> tuple[str, str]:
-    """The words are those of a chain's state."""
+def _state(rundir: RunDir, links: int, now: float | None) -> tuple[State, str]:
     if rundir.done() is not None:
-        return "complete", ""
-    if links and not lease.released(rundir, links):
-        holder = lease.holder_of(rundir, links)
-        if holder is None or lease.alive_here(holder) is not False:
-            return "running", ""
+        return State.COMPLETE, ""
+    if running_link(rundir, now) is not None:
+        return State.RUNNING, ""
     halted = rundir.halted()
     if halted is not None:
-        return "stopped", halted
-    return ("between links" if links else "not started"), ""
+        return State.STOPPED, halted
+    return (State.BETWEEN if links else State.NEW), ""

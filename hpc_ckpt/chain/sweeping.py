@@ -1,4 +1,4 @@
-"""Submission of a sweep: one array, each index a chain with a run directory of its own."""
+"""Submission of a sweep, and again: one array, each index a chain with its own run directory."""
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import fsio, lease
+from .. import fsio
 from ..errors import RootError, SpecError
 from ..provenance import git_version
 from ..rundir import RunDir
@@ -23,9 +23,16 @@ from .plan import Plan
 from .profile import Backend
 from .render import render
 from .runs import remember
-from .stopping import BY_THE_USER, How, cancel_what_waits, stop_chain
-from .submit import SCRIPT_NAME, check_live, frozen_code, sbatch, uninterrupted, write_chain
-from .sweep import SWEEP_FILE, members, read_sweep
+from .submit import (
+    SCRIPT_NAME,
+    check_live,
+    frozen_code,
+    sbatch,
+    take_up_again,
+    uninterrupted,
+    write_chain,
+)
+from .sweep import SWEEP_FILE, SweepMember, arrays_of, members, own_jobs, read_sweep
 
 Wanted = tuple[int, str, dict[str, str]]
 """Index, name and values of one member."""
@@ -43,13 +50,52 @@ def submit_sweep(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> s
     script = render(plan, python=sys.executable)
     logs = _make_root(plan)
     with uninterrupted(), claimed(logs):
-        refuse_live_jobs(plan.root, _jobs(plan.root))
+        refuse_if_at_work(plan.root)
         left = [one for one in wanted if RunDir(plan.root / one[1]).done() is None]
         if not left:
             raise RootError(plan.root, "every member is complete; choose another root")
         job = _submit(loaded, plan, wanted, left, script)
     remember(plan.root, plan.name, environ)
     return job
+
+
+def refuse_if_at_work(root: Path, chosen: Sequence[SweepMember] | None = None) -> None:
+    """All of a sweep, or some members: each has jobs of its own once it has submitted itself."""
+    arrays = arrays_of(root)
+    if chosen is None:
+        chosen = [member for member in members(root) if member.rundir.done() is None]
+        submitted = arrays
+    else:
+        submitted = [f"{array}_{member.index}" for array in arrays for member in chosen]
+    refuse_live_jobs(
+        root, [*submitted, *(job for member in chosen for job in own_jobs(member, arrays))]
+    )
+    for member in chosen:
+        refuse_if_held_here(member.rundir)
+
+
+def resume_members(root: Path, names: Collection[str] | None = None) -> tuple[str, list[str]]:
+    """Members of a stopped sweep again, as they were submitted: the array's id, and their names.
+
+    All that are not complete, or those that are named. No spec is needed: the script is there.
+    """
+    record, script = read_sweep(root), root / SCRIPT_NAME
+    if record is None or not script.is_file():
+        raise RootError(root, "no submitted sweep there; submit one with a spec")
+    with uninterrupted(), claimed(root / "logs"):
+        chosen = [m for m in members(root) if names is None or m.name in names]
+        left = [member for member in chosen if member.rundir.done() is None]
+        if not left:
+            raise RootError(root, "the work is complete; there is nothing to take up")
+        refuse_if_at_work(root, None if names is None else left)
+        files = [file for m in left for file in (m.rundir.chain_file, m.rundir.halt_file)]
+        with put_back([*files, root / SWEEP_FILE], []):
+            for member in left:
+                take_up_again(member.rundir)
+            indices = _indices([member.index for member in left], record.get("parallel"))
+            job = sbatch(script, f"--array={indices}")
+            _write(root, {**record, "jobs": [*arrays_of(root), job]})
+    return job, [member.name for member in left]
 
 
 def _make_root(plan: Plan) -> Path:
@@ -77,19 +123,19 @@ def _submit(
     loaded: Loaded, plan: Plan, wanted: list[Wanted], left: list[Wanted], script: str
 ) -> str:
     """All members are made, then the array is submitted; if that fails all are as before."""
-    path, before = plan.root / SCRIPT_NAME, _jobs(plan.root)
+    path, before = plan.root / SCRIPT_NAME, arrays_of(plan.root)
     code, frozen = git_version(plan.cwd), frozen_code(loaded, plan, plan.root)
     made = [place for one in left for place in create(RunDir(plan.root / one[1]), group=plan.group)]
     rundirs = [RunDir(plan.root / one[1]) for one in left]
     changed = [file for place in rundirs for file in (place.chain_file, place.halt_file)]
     with put_back([*changed, plan.root / SWEEP_FILE, path], made):
         for one, rundir in zip(left, rundirs, strict=True):
-            refuse_if_held_here(rundir)
             _write_member(loaded, plan, one, rundir, code, frozen)
         fsio.write_atomic(path, os.fsencode(script))
-        _write(plan, wanted, before)
-        job = sbatch(path, f"--array={_indices(plan, [one[0] for one in left])}")
-        _write(plan, wanted, [*before, job])
+        _write(plan.root, _record(plan, wanted, before))
+        throttle = (plan.array or "").partition("%")[2]
+        job = sbatch(path, f"--array={_indices([one[0] for one in left], throttle)}")
+        _write(plan.root, _record(plan, wanted, [*before, job]))
     return job
 
 
@@ -123,9 +169,8 @@ def _member_loaded(loaded: Loaded, values: Mapping[str, str]) -> Loaded:
     return replace(loaded, spec=spec.model_copy(update=update))
 
 
-def _indices(plan: Plan, wanted: list[int]) -> str:
-    """Those that are not complete, as Slurm writes them, with the plan's throttle."""
-    throttle = (plan.array or "").partition("%")[2]
+def _indices(wanted: list[int], throttle: object) -> str:
+    """As Slurm writes them; `throttle` is how many may run at once."""
     ranges: list[list[int]] = []
     for index in wanted:
         if ranges and ranges[-1][1] == index - 1:
@@ -136,32 +181,16 @@ def _indices(plan: Plan, wanted: list[int]) -> str:
     return f"{text}%{throttle}" if throttle else text
 
 
-def _jobs(root: Path) -> list[str]:
-    return [str(job) for job in (read_sweep(root) or {}).get("jobs") or ()]
-
-
-def _write(plan: Plan, wanted: list[Wanted], jobs: list[str]) -> None:
-    record: dict[str, Any] = {
+def _record(plan: Plan, wanted: list[Wanted], jobs: list[str]) -> dict[str, Any]:
+    throttle = (plan.array or "").partition("%")[2]
+    return {
         "format_version": 1,
         "name": plan.name,
+        "parallel": int(throttle) if throttle else None,
         "jobs": jobs,
         "members": [{"name": name, "values": values} for _, name, values in wanted],
     }
-    fsio.write_atomic(plan.root / SWEEP_FILE, (json.dumps(record, indent=1) + "\n").encode())
 
 
-def stop_sweep(root: Path, how: How, reason: str = BY_THE_USER) -> list[str]:
-    """Every member that is not over, then what waits of the array; the names of those members."""
-    at_work = [
-        member
-        for member in members(root)
-        if member.rundir.done() is None and member.rundir.halted() is None
-    ]
-    for member in at_work:  # first of all: none of them may begin while others are being stopped
-        member.rundir.write_halt(reason)
-    for job in _jobs(root):
-        cancel_what_waits(job)
-    for member in at_work:
-        if lease.highest(member.rundir):
-            stop_chain(member.rundir, reason, how)
-    return [member.name for member in at_work]
+def _write(root: Path, record: Mapping[str, Any]) -> None:
+    fsio.write_atomic(root / SWEEP_FILE, (json.dumps(record, indent=1) + "\n").encode())

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import signal
 import sys
 import tempfile
@@ -25,7 +26,14 @@ from .. import resources
 from ..errors import RootError, SchedulerError
 from .probe import SIGHT_NAME, WANTED_NAME, Sight, Wanted
 from .profile import Profile, directive_name
-from .slurm import Runner, parse_record, parse_submitted, parse_time, run_command
+from .slurm import (
+    Runner,
+    parse_record,
+    parse_submitted,
+    parse_time,
+    run_command,
+    sbatch_defaults,
+)
 
 LIMIT_S = 120.0
 JOB_MINUTES = 10
@@ -308,7 +316,8 @@ def submission(request: Request, folder: Path) -> list[str]:
     """The sbatch command: as near to a link's as a job of a minute can be."""
     profile = request.profile
     log = str(folder).replace("%", "%%") + "/job.log"
-    where = [f"--partition={request.partition}"] if request.partition else []
+    where = [f"--{key}={os.environ[name]}" for name, key in sbatch_defaults(os.environ).items()]
+    where += [f"--partition={request.partition}"] if request.partition else []
     asked = [
         f"--job-name={folder.name}",
         f"--time={request.minutes}",

@@ -15,7 +15,7 @@ import typer
 from .. import __version__
 from ..errors import SpecError
 from . import adopting, levels, runs, site
-from .options import AsJson, ProfileName, Root, run_of
+from .options import AsJson, ProfileName, Root, place_of, run_of
 from .options import root_of as _root
 
 if TYPE_CHECKING:
@@ -216,9 +216,9 @@ def render(
 def status(root: Root = None, as_json: AsJson = False) -> None:
     """Where a chain stands, link by link. Reads files; never asks the scheduler."""
     from ..chain.ledger import read_status
-    from ..chain.sweep import SWEEP_FILE, sweep_status
+    from ..chain.sweep import is_sweep, sweep_status
 
-    if (_root(root) / SWEEP_FILE).exists():
+    if is_sweep(_root(root)):
         _show_sweep(sweep_status(_root(root)), as_json=as_json)
         return
     found = read_status(run_of(root))
@@ -245,9 +245,9 @@ def ls(root: Root = None, as_json: AsJson = False, long: Long = False) -> None:
     from .listing import describe_checkpoints, list_checkpoints
 
     if long and not as_json:
-        describe_checkpoints(_root(root))
+        describe_checkpoints(place_of(root))
     else:
-        list_checkpoints(_root(root), as_json=as_json)
+        list_checkpoints(place_of(root), as_json=as_json)
 
 
 @app.command("export")
@@ -301,7 +301,7 @@ def verify(root: Root = None, as_json: AsJson = False) -> None:
     """Check every byte of every checkpoint of a run, or of one checkpoint."""
     from .listing import verify_checkpoints
 
-    raise typer.Exit(verify_checkpoints(_root(root), as_json=as_json))
+    raise typer.Exit(verify_checkpoints(place_of(root), as_json=as_json))
 
 
 app.command()(adopting.adopt)

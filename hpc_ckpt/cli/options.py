@@ -25,6 +25,8 @@ ProfileName = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 EXIT_INTERRUPTED = 130
+MOST_MEMBERS = 10
+"""Of a sweep, named in a message."""
 
 
 def root_of(root: Path | None) -> Path:
@@ -33,16 +35,36 @@ def root_of(root: Path | None) -> Path:
     chosen = root or (Path(told) if told else None)
     if chosen is None:
         raise SpecError("which run? Give its directory, or set HPC_CKPT_ROOT")
-    return _last() if str(chosen) == "last" and not (chosen / "lease").is_dir() else chosen
+    return _last() if str(chosen) == "last" else chosen
 
 
 def _last() -> Path:
-    from ..chain.runs import last_run
+    """The newest run, unless a run here is called so."""
+    from ..chain.runs import is_run, last_run
 
+    if is_run(Path("last")):
+        return Path("last")
     found = last_run(os.environ)
     if found is None:
         raise SpecError("last: no run of yours is known on this machine; give its directory")
     return found
+
+
+def place_of(root: Path | None) -> Path:
+    """The same for verbs about one run: a sweep is many, so one of them must be named."""
+    from ..chain.sweep import is_sweep, members
+    from ..errors import RootError
+
+    place = root_of(root)
+    if not is_sweep(place):
+        return place
+    roots = [str(place / member.name) for member in members(place)]
+    shown = [*roots[:MOST_MEMBERS], *(["…"] if len(roots) > MOST_MEMBERS else [])]
+    raise RootError(
+        place,
+        f"a sweep of {len(roots)} runs; 'hpc-ckpt status {place}' shows all of them, this verb "
+        "wants one:\n  " + "\n  ".join(shown),
+    )
 
 
 def run_of(root: Path | None) -> RunDir:
@@ -50,7 +72,7 @@ def run_of(root: Path | None) -> RunDir:
     from ..errors import RootError
     from ..rundir import RunDir
 
-    rundir = RunDir(root_of(root))
+    rundir = RunDir(place_of(root))
     if not rundir.lease.is_dir():
         raise RootError(rundir.root, "no run there; give the root of a run")
     return rundir

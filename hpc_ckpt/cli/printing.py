@@ -128,11 +128,16 @@ def say_submitted(plan: Plan, jobs: list[str]) -> None:
 
 
 def say_sweep_stopped(root: Path, how: How, *, as_json: bool) -> None:
-    from ..chain.sweeping import stop_sweep
+    from ..chain.stopping import stop_sweep
 
-    stopped = stop_sweep(root, how)
-    told = {"root": str(root), "how": how.value, "stopped": stopped}
-    print(json.dumps(told) if as_json else f"halted {len(stopped)} members of {root}")
+    found = stop_sweep(root, how)
+    if as_json:
+        print(json.dumps({"root": str(root), **dataclasses.asdict(found)}))
+        return
+    print(f"halted {len(found.stopped)} members of {root}; {len(found.running)} of them ran")
+    if found.killed:
+        print(f"did not end in time, their jobs were cancelled: {', '.join(found.killed)}")
+    print(f"go on with:  hpc-ckpt resume {root}   (or one of its members)")
 
 
 def say_reported(report: Report) -> None:

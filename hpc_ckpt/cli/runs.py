@@ -67,7 +67,7 @@ def stop(
 ) -> None:
     """Halt a chain: save, end the running link, cancel the pending rest."""
     from ..chain.stopping import BY_THE_USER, How, stop_chain
-    from ..chain.sweep import SWEEP_FILE
+    from ..chain.sweep import is_sweep
     from ..rundir import RunDir
     from .printing import say_stopped, say_sweep_stopped
 
@@ -75,17 +75,25 @@ def stop(
         raise SpecError("--now and --after-checkpoint: choose one")
     how = How.NOW if now else How.AFTER_CHECKPOINT if after_checkpoint else How.SAVE
     rundir = RunDir(root_of(root))
-    if (rundir.root / SWEEP_FILE).exists():
+    if is_sweep(rundir.root):
         say_sweep_stopped(rundir.root, how, as_json=as_json)
         return
     say_stopped(rundir, stop_chain(rundir, BY_THE_USER, how), as_json=as_json)
 
 
 def resume(root: Root = None, as_json: AsJson = False) -> None:
-    """Take up a stopped chain again, with the spec and profile it was submitted with."""
+    """Take up a stopped chain or sweep again, with the spec and profile it was submitted with."""
     from ..chain.resume import resume_chain
+    from ..chain.sweep import is_sweep
 
+    if is_sweep(root_of(root)):
+        _resume_sweep(root_of(root).absolute(), None, as_json=as_json)
+        return
     rundir = run_of(root)
+    sweep = (rundir.chain() or {}).get("sweep")
+    if sweep:
+        _resume_sweep(Path(sweep), rundir.root.name, as_json=as_json)
+        return
     plan, jobs = resume_chain(rundir, os.environ)
     if as_json:
         print(json.dumps({"root": str(plan.root), "jobs": jobs, "links": plan.links}))
@@ -93,6 +101,17 @@ def resume(root: Root = None, as_json: AsJson = False) -> None:
     from .printing import say_submitted
 
     say_submitted(plan, jobs)
+
+
+def _resume_sweep(sweep: Path, member: str | None, *, as_json: bool) -> None:
+    from ..chain.sweeping import resume_members
+
+    job, names = resume_members(sweep, None if member is None else [member])
+    if as_json:
+        print(json.dumps({"root": str(sweep), "jobs": [job], "members": names}))
+        return
+    print(f"submitted array {job}: {len(names)} members of {sweep}")
+    print(f"look at it:  hpc-ckpt status {sweep}")
 
 
 def report(

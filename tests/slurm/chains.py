@@ -82,10 +82,10 @@ class SubmittedChain:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
         self.cluster.run("scontrol", "update", f"jobid={self.job_of(number)}", f"EndTime={moment}")
 
-    def preempt(self) -> None:
-        """A job of the higher partition that needs every node."""
-        nodes = len(self.cluster.nodes)
-        wanted = ["sbatch", "-p", "gpu", f"-N{nodes}", "--exclusive", "-o", "/dev/null", "-t", "5"]
+    def preempt(self, number: int | None = None) -> None:
+        """A job of the higher partition that needs every node, or the one of a link."""
+        where = f"-N{len(self.cluster.nodes)}" if number is None else f"-w{self.node_of(number)}"
+        wanted = ["sbatch", "-p", "gpu", where, "--exclusive", "-o", "/dev/null", "-t", "5"]
         self.cluster.run(*wanted, "--wrap", "sleep 1")
 
     def kill_program(self, number: int) -> None:

@@ -39,7 +39,7 @@ def end_soon(chain: SubmittedChain, number: int) -> None:
 
 
 def preempt(chain: SubmittedChain, number: int) -> None:
-    chain.preempt()
+    chain.preempt(number)  # another node may not be back yet from its power cut
 
 
 def requeue(chain: SubmittedChain, number: int) -> None:

@@ -21,8 +21,11 @@ pytestmark = pytest.mark.slurm
 COUNTER = Path(__file__).parent / "programs" / "counter.py"
 
 
-def submit_sweep(cluster: DevCluster, place: Path, *, parallel: int) -> str:
-    (place / "site.yaml").write_text(json.dumps(PROFILE))
+def submit_sweep(
+    cluster: DevCluster, place: Path, *, parallel: int | None, **changes: object
+) -> str:
+    site = {**PROFILE, "chain": {"submit_from_compute_nodes": True}}
+    (place / "site.yaml").write_text(json.dumps(site))
     spec = {
         "name": "sweep",
         "command": f"{sys.executable} {COUNTER} $HPC_CKPT_ROOT/state {{total}} {{step}}",
@@ -31,6 +34,7 @@ def submit_sweep(cluster: DevCluster, place: Path, *, parallel: int) -> str:
         "chain": {"link_time": "3 min", "max_links": 4},
         "members": {"total": [60, 90], "step": [0.05, 0.06]},
         "parallel": parallel,
+        **changes,
     }
     (place / "sweep.yaml").write_text(json.dumps(spec))
     done = cli(cluster, place, "submit", "sweep.yaml", "--profile", "./site.yaml")
@@ -48,16 +52,27 @@ def wait_until(what: object, timeout_s: float = 120.0) -> None:
         time.sleep(0.2)
 
 
+def held_back(cluster: DevCluster, array: str) -> tuple[int, int]:
+    """How many run, and how many wait though there is room, once Slurm has said why."""
+    reason = "JobArrayTaskLimit"
+
+    def rows() -> list[str]:
+        return cluster.run("squeue", "-h", "-r", "-j", array, "-o", "%t %r").stdout.splitlines()
+
+    wait_until(lambda: all(row.startswith("R ") or reason in row for row in rows()), 30)
+    seen = rows()
+    return sum(row.startswith("R ") for row in seen), sum(reason in row for row in seen)
+
+
 def test_members_are_chains_of_their_own_two_at_a_time(
     idle_cluster: DevCluster, tmp_path: Path
 ) -> None:
     """One is preempted and goes on in place; each ends at its own total."""
-    submit_sweep(idle_cluster, tmp_path, parallel=2)
+    array = submit_sweep(idle_cluster, tmp_path, parallel=2)
     root = tmp_path / "sweep"
     first = next(iter(members(root))).rundir
     wait_until(lambda: lease.highest(first) == 1 and first.log_file(1).exists())
-    running = [m for m in sweep_status(root).members if m.state == "running"]
-    assert len(running) <= 2
+    assert (2, 2) == held_back(idle_cluster, array)
     holder = lease.holder_of(first, 1)
     assert holder is not None and holder.job is not None
     wait_until(lambda: "from 0" in first.log_file(1).read_text())
@@ -84,3 +99,48 @@ def test_a_sweep_is_stopped_as_a_whole(idle_cluster: DevCluster, tmp_path: Path)
     wait_until(lambda: sweep_status(root).counts == {"stopped": 4}, 60)
     left = idle_cluster.run("squeue", "-h", "-r", "-t", "PD", "-j", array, check=False).stdout
     assert "" == left
+    again = cli(idle_cluster, tmp_path, "resume", f"sweep/{first.root.name}")
+    assert 0 == again.returncode, again.stderr
+    wait_until(lambda: first.done() is not None)
+    assert {"complete": 1, "stopped": 3} == sweep_status(root).counts
+    again = cli(idle_cluster, tmp_path, "resume", "sweep")
+    assert 0 == again.returncode, again.stderr
+    assert "3 members" in again.stdout
+    wait_until(lambda: sweep_status(root).counts == {"complete": 4})
+
+
+def test_now_ends_members_that_were_asked_before(idle_cluster: DevCluster, tmp_path: Path) -> None:
+    """Programs that hear nothing: the second stop cancels their jobs."""
+    deaf = "trap '' TERM USR1; for i in $(seq 100); do sleep 1; done; : {n}"
+    members_wanted = {"n": [1, 2]}
+    submit_sweep(idle_cluster, tmp_path, parallel=None, command=deaf, members=members_wanted)
+    root = tmp_path / "sweep"
+    wait_until(lambda: sweep_status(root).counts == {"running": 2})
+    assert 0 == cli(idle_cluster, tmp_path, "stop", "sweep").returncode
+    told = json.loads(cli(idle_cluster, tmp_path, "stop", "sweep", "--now", "--json").stdout)
+    assert ["n-1", "n-2"] == told["stopped"] == told["killed"]
+    wait_until(lambda: sweep_status(root).counts == {"stopped": 2}, 60)
+
+
+def test_members_that_submit_themselves_keep_their_sweep_alive(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """The first array is over after one link; its successors are found, refused and stopped."""
+    array = submit_sweep(
+        idle_cluster,
+        tmp_path,
+        parallel=None,
+        command="sleep 3; exit 75; : {n}",
+        members={"n": [1, 2]},
+        chain={"link_time": "3 min", "max_links": 30, "strategy": "resubmit"},
+    )
+    root = tmp_path / "sweep"
+    wait_until(lambda: all(member.links >= 2 for member in sweep_status(root).members))
+    left = idle_cluster.run("squeue", "-h", "-j", array, check=False).stdout
+    assert "" == left
+    again = cli(idle_cluster, tmp_path, "submit", "sweep.yaml", "--profile", "./site.yaml")
+    assert 2 == again.returncode, again.stdout
+    assert "is a chain on it already" in again.stderr
+    assert 0 == cli(idle_cluster, tmp_path, "stop", "sweep").returncode
+    wait_until(lambda: sweep_status(root).counts == {"stopped": 2}, 60)
+    wait_until(lambda: idle_cluster.run("squeue", "-h").stdout == "", 60)

@@ -431,3 +431,16 @@ def test_a_command_of_the_command_line_keeps_bytes_that_are_not_utf8(load_here: 
     word = os.fsdecode(b"caf\xe9.py")
     options = [Option("command line", "command", ["python", word])]
     assert ("python", word) == load_here(options=options).spec.command
+
+
+def test_what_is_set_for_sbatch_is_a_default_that_says_where_it_comes_from(
+    load_here: Load,
+) -> None:
+    """Below every file: the spec's own word counts more. Inside a job it is that job's."""
+    environ = {"SBATCH_ACCOUNT": "lab", "SBATCH_PARTITION": "low", "SBATCH_TIMELIMIT": "1"}
+    loaded = load_here({"command": "x", "partition": "gpu"}, environ=environ)
+    assert ("lab", ("gpu",)) == (loaded.spec.account, loaded.spec.partition)
+    origins = {row.key: row.origin for row in loaded.spec_rows()}
+    assert "environment variable SBATCH_ACCOUNT" == origins["account"]
+    inside = load_here({"command": "x"}, environ={**environ, "SLURM_JOB_ID": "1"})
+    assert inside.spec.account is None

@@ -14,7 +14,7 @@ from hpc_ckpt.chain.plan import Plan, plan_chain
 from hpc_ckpt.chain.profile import Profile
 from hpc_ckpt.chain.record import chain_record
 from hpc_ckpt.chain.spec import Spec
-from hpc_ckpt.chain.survey import ArrayLimits
+from hpc_ckpt.chain.survey import Bound, LiveLimits
 from hpc_ckpt.errors import SpecError
 from hpc_ckpt.tiers.wishes import Survives, TierWish
 
@@ -318,28 +318,76 @@ def test_a_local_plan_says_what_it_does_not_use() -> None:
 
 
 # ── strategies and limits ─────────────────────────────────────────────────────────────────
-def limited(site: dict[str, object], limits: ArrayLimits, **keys: object) -> Plan:
+def limited(site: dict[str, object], limits: LiveLimits, **keys: object) -> Plan:
     spec, profile = both({**LAB, **site}, partition="gpu", **keys)
     return plan_chain(spec, profile, cwd=CWD, limits=limits)
 
 
 def test_an_array_is_no_larger_than_the_site_takes() -> None:
     """What does not fit follows, or has to be submitted again: the plan says which."""
-    made = limited({}, ArrayLimits(5, None), chain={"max_links": 40})
+    made = limited({}, LiveLimits(5), chain={"max_links": 40})
     assert (4, "1-4%1") == (made.links, made.array)
     assert "this site takes 4 links at once instead of 40; submit again" in made.notes[0]
-    made = limited({}, ArrayLimits(None, 3), chain={"max_links": 40})
+    made = limited({}, LiveLimits(None, Bound(3, "the site")), chain={"max_links": 40})
     assert 3 == made.links
     site = {"chain": {"submit_from_compute_nodes": True}, "limits": {"max_array": 3}}
-    made = limited(site, ArrayLimits(5, None), chain={"max_links": 40})
+    made = limited(site, LiveLimits(5), chain={"max_links": 40})
     assert 2 == made.links
     assert "the chain extends itself" in made.notes[0]
+
+
+EXTENDS: dict[str, object] = {"chain": {"submit_from_compute_nodes": True}}
+
+
+def test_a_chain_that_extends_itself_leaves_room_for_the_link_that_does() -> None:
+    """It is in the queue itself when it submits the next ones."""
+    made = limited(EXTENDS, LiveLimits(None, Bound(7, "QoS 'few'")), chain={"max_links": 40})
+    assert (6, "1-6%1") == (made.links, made.array)
+    assert "6 links at once instead of 40: QoS 'few'; the chain extends itself" in made.notes[0]
+    enough = limited(EXTENDS, LiveLimits(None, Bound(7, "QoS 'few'")), chain={"max_links": 7})
+    assert (7, False) == (enough.links, any("at once" in note for note in enough.notes))
+    key = {"chain": {"strategy": "resubmit"}}
+    alone = limited(EXTENDS, LiveLimits(None, Bound(1, "QoS 'few'")), **key)
+    assert "successor waits until there is room in the queue: QoS 'few'" in alone.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("live", "keys", "said"),
+    [
+        (LiveLimits(submit=Bound(0, "full")), {}, "no job can be submitted now: full; wait"),
+        (
+            LiveLimits(submit=Bound(2, "little room")),
+            {"members": {"x": [1, 2, 3]}},
+            "3 are more than this site takes at once (2: little room)",
+        ),
+        (
+            LiveLimits(wall=Bound(3600, "account 'lab'")),
+            {"chain": {"link_time": "2h"}},
+            "chain.link_time: 2h is more than account 'lab' allows (1h)",
+        ),
+        (LiveLimits(running=Bound(0, "QoS 'no'")), {}, "no link could ever start: QoS 'no'"),
+    ],
+)
+def test_what_could_not_be_submitted_or_start_is_refused(
+    live: LiveLimits, keys: dict[str, object], said: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        limited({}, live, **keys)
+    assert said in str(caught.value)
+
+
+def test_links_are_no_longer_than_an_account_allows() -> None:
+    """Where the spec does not say how long they are."""
+    assert 3600.0 == limited({}, LiveLimits(wall=Bound(3600, "account 'lab'"))).link_s
+    few = LiveLimits(running=Bound(2, "account 'lab'"))
+    made = limited({}, few, members={"x": [1, 2, 3]})
+    assert "account 'lab' allows 2 running jobs" in made.notes
 
 
 @pytest.mark.parametrize("strategy", ["requeue", "afterany", "resubmit"])
 def test_other_strategies_are_no_array(strategy: str) -> None:
     site = {"chain": {"submit_from_compute_nodes": True}}
-    made = limited(site, ArrayLimits(None, None), chain={"strategy": strategy})
+    made = limited(site, LiveLimits(), chain={"strategy": strategy})
     assert (None, strategy) == (made.array, made.strategy.value)
     written = {directive.name: directive.value for directive in made.directives}
     assert "--array" not in written
@@ -358,6 +406,21 @@ def test_other_strategies_are_no_array(strategy: str) -> None:
         ({"chain": {"requeue": False}}, {"members": {"x": [1]}}, "neither requeue nor sbatch"),
         ({}, {"members": {"x": [1]}, "chain": {"strategy": "array"}}, "by requeue or resubmit"),
         ({"limits": {"max_array": 3}}, {"members": {"x": [1, 2, 3]}}, "3 are more than this site"),
+        (
+            {"chain": {"submit_from_compute_nodes": True}},
+            {"members": {"x": [1]}, "parallel": 1, "chain": {"strategy": "resubmit"}},
+            "parallel: with chain.strategy resubmit",
+        ),
+        (
+            {"chain": {"submit_from_compute_nodes": True, "requeue": False}},
+            {"members": {"x": [1]}, "parallel": 1},
+            "parallel: with chain.strategy resubmit",
+        ),
+        (
+            {},
+            {"command": "x {a}", "members": [{"a": 1}, {"b": 2}]},
+            "members: b-2 has no value for a, which the command mentions as {a}",
+        ),
         ({}, {"chain": {"min_time": "9h"}}, "chain.min_time: more than a link may take"),
         ({}, {"chain": {"min_time": "2 min"}}, "chain.min_time: 2m is too short"),
     ],
@@ -369,19 +432,24 @@ def test_what_a_site_cannot_do_is_refused(
 
 
 def test_a_sweep_is_one_array_of_its_members() -> None:
-    made = limited({}, ArrayLimits(None, None), members={"lr": ["1", "2", "3"]}, parallel=2)
+    made = limited({}, LiveLimits(), members={"lr": ["1", "2", "3"]}, parallel=2)
     assert ("1-3%2", "requeue") == (made.array, made.strategy.value)
     assert ("lr-1", "lr-2", "lr-3") == made.members
     assert "the command does not mention {lr}" in made.notes[-1]
 
 
+def test_members_may_have_other_names_where_the_command_mentions_none() -> None:
+    """The program reads them from its environment then; ${a} is bash's."""
+    members = [{"a": "1", "c": "3"}, {"b": "2", "c": "4"}]
+    made = limited({}, LiveLimits(), command="x {c} ${a}", members=members)
+    assert "the command does not mention {a}, {b}:" in made.notes[-1]
+
+
 def test_spare_links_follow_from_how_often_the_site_ends_a_job() -> None:
     site = {"failures": {"mtbf": "100h", "preemption": "10h"},
             "partitions": {"gpu": {"max_time": "8h", "preempt": {}}}}  # fmt: skip
-    often = limited(site, ArrayLimits(None, None), chain={"total_time": "72h"})
-    guess = limited(
-        {"partitions": site["partitions"]}, ArrayLimits(None, None), chain={"total_time": "72h"}
-    )
+    often = limited(site, LiveLimits(), chain={"total_time": "72h"})
+    guess = limited({"partitions": site["partitions"]}, LiveLimits(), chain={"total_time": "72h"})
     assert (10 + 13, 20) == (often.links, guess.links)
 
 

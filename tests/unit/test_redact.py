@@ -69,6 +69,43 @@ HEX = "0123456789abcdef0123456789abcdef01234567"
          "b3BlbnNzaC1rZXk"),
         ("-----BEGIN RSA PRIVATE KEY-----\\nMIIEow\\n-----END RSA PRIVATE KEY-----", "MIIEow"),
         ("-----BEGIN PRIVATE KEY-----\nMIIEowcut off here", "MIIEowcut"),
+        ("sshpass -p hunter2 ssh x", "hunter2"),
+        ("sshpass -phunter2 ssh x", "hunter2"),
+        ('["sshpass", "-v", "-p", "hunter2", "ssh"]', "hunter2"),
+        ('"sshpass",\n  "-p",\n  "hunter2"', "hunter2"),
+        ("curl -u bob:hunter2 https://x", "hunter2"),
+        ("curl -s --user bob:hunter2 https://x", "hunter2"),
+        ("curl --user=bob:hunter2", "hunter2"),
+        ("curl -u 'bob:hunter 2' x", "hunter 2"),
+        ('"curl", "-u", "bob:hunter2"', "hunter2"),
+        ("machine github.com login bob password hunter", "hunter"),
+        ("login bob\npassword hunter", "hunter"),
+        ("the password is hunter2", "hunter2"),
+        ("WANDB_API_KEY is hunter2", "hunter2"),
+        ("MYPASS=hunter2", "hunter2"),
+        ("PGPASS=hunter2", "hunter2"),
+        ("userpass=bob:hunter2", "hunter2"),
+        ("creds=bob:hunter2", "hunter2"),
+        ("passcode=hunter2", "hunter2"),
+        ("db_pswd=hunter2", "hunter2"),
+        ("SLURM_JWT=abcdef", "abcdef"),
+        ("API_KEY=\\\n hunter2", "hunter2"),
+        ("mysql -phunter2 -u root", "hunter2"),
+        ("mysql -u root -p hunter2 db", "hunter2"),
+        ("mysqldump --port 3306 -phunter2", "hunter2"),
+        ("redis-cli -h x -a hunter2 ping", "hunter2"),
+        ("ldapsearch -x -w hunter2 -b dc=x", "hunter2"),
+        ("https://hooks.slack.com/services/T00000000/B00000000/abcdefghijklmnop", "abcdefgh"),
+        ("url: https://discord.com/api/webhooks/123456/abcdefghijklmnopqrst", "abcdefgh"),
+        ("https://discordapp.com/api/v10/webhooks/123456/abcdefghijklmnopqrst", "abcdefgh"),
+        ("https://x.webhook.office.com/webhookb2/abc@def/IncomingWebhook/ghi", "ghi"),
+        ("telegram 123456789:AAF-abcDEFghiJKLmnoPQRstuVWXyz12345", "AAF-abc"),
+        ("https://api.telegram.org/bot123456789:AAF-abcDEF/send", "AAF-abc"),
+        ("secret: |\n  hunter2\n  line2\nnext: 1", "line2"),
+        ("  - password: >-\n\n      hunter2\n\n      line2", "line2"),
+        ("passwords:\n  - hunter2\n  - line2\nnext: 1", "line2"),
+        ("token: 1234567890", "1234567890"),
+        ("dict(token=12345678)", "12345678"),
     ],
 )  # fmt: skip
 def test_secrets_go(text: str, secret: str) -> None:
@@ -106,6 +143,18 @@ def test_secrets_go(text: str, secret: str) -> None:
         "2026-11-16T12:34:56 step 400 loss 0.123456789012345678901234567890",
         "url: https://example.org/docs?page=3",
         "git@example.org:group/project.git",
+        "docker run -u 1000:1000 image",
+        "sshpass -p $PW ssh x; mysql -p${PW} db",
+        "missing state_key conv1.weight",
+        "git push -u https://example.org/x.git main",
+        "num_tokens: 1234567890 key: 31415",
+        "bypass: 3 compass=north lowpass: 0.5",
+        "password authentication failed; the token was refused",
+        "mysql -u root -h db -P 3306",
+        "notes: |\n  two\n  lines\nlayers:\n  - conv1\n  - conv2",
+        "pin: {code: commit}",
+        "python -u train.py --lr 0.1",
+        "https://hooks.example.org/docs",
         "   1  local     0 → 94  time limit         6.5 s   0.019 s         0     22 %",
     ],
 )
@@ -169,3 +218,11 @@ def test_a_long_text_without_end_is_read_in_time() -> None:
     text = "a=b " * 20_000 + "x" * 200_000 + "=" * 1000 + "https://" + "y" * 50_000
     clean, _ = redact(text, "f")
     assert len(clean) >= len(text) - 300_000
+
+
+def test_a_block_keeps_its_lines_and_what_follows() -> None:
+    """Line numbers of the list stay true."""
+    text = "a: 1\nsecret: |\n  hunter2\n\n  line2\nb: 2\n"
+    clean, places = redact(text, "f")
+    assert "a: 1\nsecret: |\n  [redacted]\n\n\nb: 2\n" == clean
+    assert ["f:3: value of secret"] == [str(place) for place in places]

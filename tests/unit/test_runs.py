@@ -34,6 +34,16 @@ def test_the_last_run_is_the_newest(tmp_path: Path, environ: dict[str, str]) -> 
     assert [str(two), str(one)] == [run.root for run in known_runs(environ)]
 
 
+def test_a_sweep_is_a_run(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Else `stop last` would stop the chain before it."""
+    remember(made(tmp_path, "chain"), "first", environ)
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    (sweep / "sweep.json").write_text('{"members": []}')
+    remember(sweep, "second", environ)
+    assert sweep == last_run(environ)
+
+
 def test_runs_that_are_gone_are_passed_over(tmp_path: Path, environ: dict[str, str]) -> None:
     """People delete their runs."""
     one = made(tmp_path, "one")

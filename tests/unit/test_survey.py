@@ -7,13 +7,14 @@ these print, shortened to what is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from hpc_ckpt.chain import survey
 from hpc_ckpt.chain.cluster import ClusterConfig, ClusterNode, Maintenance
 from hpc_ckpt.chain.profile import PreemptMode, Profile
-from hpc_ckpt.chain.survey import ArrayLimits, limits, take_survey
+from hpc_ckpt.chain.survey import Bound, LiveLimits, limits, take_survey
 from hpc_ckpt.errors import SchedulerError
 
 CONFIG_22 = """\
@@ -99,13 +100,25 @@ RESERVATIONS = """\
 ReservationName=root_1 StartTime=1794884148 EndTime=1794887748 Duration=01:00:00 Nodes=c17000n[1-4] NodeCnt=4 CoreCnt=32 Features=(null) PartitionName=(null) Flags=MAINT,IGNORE_JOBS,SPEC_NODES,ALL_NODES TRES=cpu=32 Users=root Groups=(null) Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)
 ReservationName=course StartTime=1794870000 EndTime=1794873600 Duration=01:00:00 Nodes=c1 NodeCnt=1 Flags=SPEC_NODES Users=anna State=INACTIVE
 """  # noqa: E501 - pasted
-ASSOCIATIONS = "lab|normal||4|20|\nphysics|normal,preempt|normal|||\nroot|normal||||\n"
-QOS = (
-    "normal||cluster|00:00:00|100|\n"
-    "preempt||requeue|00:02:00|5000|\n"
-    "urgent|preempt|cluster|00:00:00|2|12:00:00\n"
-    "short||cluster|00:00:00||02:00:00\n"
+ASSOCIATIONS = (
+    "lab|slow||4|20||1-00:00:00||lab\n"
+    "lab|slow||0|3||01:00:00|tiny|lab\n"
+    "physics|normal,preempt|normal||||||lab\n"
+    "root|normal|||||||lab\n"
 )
+QOS = (
+    "normal||cluster|00:00:00|100||7|\n"
+    "preempt||requeue|00:02:00|5000|||OverPartQOS,DenyOnLimit\n"
+    "urgent|preempt|cluster|00:00:00|2|12:00:00||\n"
+    "short||cluster|00:00:00||02:00:00||\n"
+    "slow||cluster|00:00:00||||\n"
+)
+PARTITIONS = """\
+PartitionName=gpu Default=YES QoS=N/A MaxTime=UNLIMITED
+PartitionName=cpu Default=NO QoS=short MaxTime=UNLIMITED
+PartitionName=tiny Default=NO QoS=N/A MaxTime=UNLIMITED
+"""
+QUEUE = "lab|slow\nlab|slow\nphysics|normal\n"
 
 
 def profile(**keys: object) -> Profile:
@@ -216,13 +229,17 @@ def test_a_time_printed_for_people_is_read_too() -> None:
 
 def test_associations_and_qos() -> None:
     """An empty cell is no limit; lines that are none are passed over."""
-    lab, physics, grouped = survey.parse_associations(
+    lab, tiny, physics, grouped = survey.parse_associations(
         ASSOCIATIONS.replace("root|normal||||", "group|a,b|||500|30") + "sacctmgr: a remark\n"
     )
-    assert (4, 20, "normal") == (lab.max_jobs, lab.max_submit, lab.qos_used)
+    assert (4, 20, "slow") == (lab.max_jobs, lab.max_submit, lab.qos_used)
+    assert (86400.0, "lab", None, "tiny") == (
+        lab.max_wall_s, lab.default_account, lab.partition, tiny.partition,
+    )  # fmt: skip
     assert (None, ("normal", "preempt")) == (physics.max_submit, physics.qos)
     assert (30, "normal") == (grouped.max_submit, grouped.qos_used)
-    normal, preempt, urgent, short = survey.parse_qos(QOS)
+    normal, preempt, urgent, short, _ = survey.parse_qos(QOS)
+    assert (7, False, True) == (normal.max_jobs, normal.over_partition, preempt.over_partition)
     assert (PreemptMode.REQUEUE, 120.0, 5000) == (preempt.mode, preempt.grace_s, preempt.max_submit)
     assert (None, ("preempt",), 7200.0) == (normal.mode, urgent.preempts, short.max_wall_s)
 
@@ -265,14 +282,14 @@ def test_a_partition_is_preempted_by_a_higher_one_on_its_nodes() -> None:
 
 def test_preemption_by_qos() -> None:
     """Who is named in another one's list."""
-    found = surveyed(config=CONFIG_20, assoc=ASSOCIATIONS, qos=QOS)
+    found = surveyed(config=CONFIG_20, withassoc=ASSOCIATIONS, qos=QOS)
     assert ["preempt"] == [one.name for one in found.preempted_qos()]
     assert [] == surveyed().preempted_qos()
 
 
 def test_the_limit_of_a_partitions_qos_counts() -> None:
     """The tighter of both."""
-    found = surveyed(CONFIG_20, PARTITIONS_25, assoc=ASSOCIATIONS, qos=QOS)
+    found = surveyed(CONFIG_20, PARTITIONS_25, withassoc=ASSOCIATIONS, qos=QOS)
     assert [7200.0, 10800.0] == [found.max_time_s(one) for one in found.partitions]
 
 
@@ -293,38 +310,74 @@ def test_a_node_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "where", "expected"),
+    ("said", "where", "most", "by"),
     [
-        ({}, {}, ArrayLimits(2001, 20)),
-        ({"max_array": 100, "max_submit": 10}, {}, ArrayLimits(100, 10)),
-        ({"max_array": 9999, "max_submit": 9999}, {}, ArrayLimits(2001, 20)),
-        ({}, {"account": "physics"}, ArrayLimits(2001, 100)),
-        ({}, {"account": "physics", "qos": "preempt"}, ArrayLimits(2001, 5000)),
+        ({}, {}, 18, "account 'lab' allows 20 in the queue, 2 are there"),
+        ({"max_submit": 10}, {}, 7, "the profile allows 10 in the queue, 3 are there"),
+        ({"max_submit": 9999}, {}, 18, "account 'lab' allows 20 in the queue, 2 are there"),
+        ({}, {"partitions": ("gpu", "tiny")}, 1, "account 'lab' allows 3 in the queue, 2 are"),
+        ({}, {"account": "physics"}, 99, "QoS 'normal' allows 100 in the queue, 1 are there"),
+        ({}, {"account": "physics", "qos": "preempt"}, 5000, "QoS 'preempt' allows 5000 in the q"),
+        ({"max_submit": 2}, {}, 0, "the profile allows 2 in the queue, 3 are there"),
     ],
 )
-def test_the_tighter_limit_counts(
-    said: dict[str, int], where: dict[str, str], expected: ArrayLimits
+def test_what_is_in_the_queue_counts(
+    said: dict[str, int], where: dict[str, Any], most: int, by: str
 ) -> None:
-    """Of the profile's and the cluster's; of all associations unless one is named."""
-    found = surveyed(config=CONFIG_20, assoc=ASSOCIATIONS, qos=QOS)
-    assert expected == limits(found, profile(limits=said), **where)
+    """Against the limit that Slurm looks at first, of the jobs that this limit is about."""
+    found = surveyed(CONFIG_20, PARTITIONS, withassoc=ASSOCIATIONS, qos=QOS, squeue=QUEUE)
+    bound = limits(found, profile(limits=said), **where).submit
+    assert bound is not None
+    assert most == bound.most
+    assert bound.by.startswith(by)
+
+
+@pytest.mark.parametrize(
+    ("where", "wall"),
+    [
+        ({}, Bound(86400.0, "account 'lab'")),
+        ({"partitions": ("cpu",)}, Bound(7200.0, "QoS 'short'")),
+        ({"partitions": ("cpu",), "qos": "urgent"}, Bound(7200.0, "QoS 'short'")),
+        ({"qos": "urgent"}, Bound(43200.0, "QoS 'urgent'")),
+        ({"partitions": ("gpu", "tiny")}, Bound(3600.0, "account 'lab'")),
+        ({"account": "physics"}, None),
+    ],
+)
+def test_how_long_a_job_may_run(where: dict[str, Any], wall: Bound | None) -> None:
+    """The partition's QoS before the job's, that before the association."""
+    found = surveyed(CONFIG_20, PARTITIONS, withassoc=ASSOCIATIONS, qos=QOS)
+    assert wall == limits(found, profile(), **where).wall
+
+
+def test_a_qos_may_count_before_the_partitions() -> None:
+    """OverPartQOS."""
+    qos = QOS.replace("5000|||Over", "5000|03:00:00||Over")
+    found = surveyed(CONFIG_20, PARTITIONS, withassoc=ASSOCIATIONS, qos=qos)
+    wall = limits(found, profile(), qos="preempt", partitions=("cpu",)).wall
+    assert Bound(10800.0, "QoS 'preempt'") == wall
+
+
+def test_how_many_jobs_may_run() -> None:
+    found = surveyed(CONFIG_20, PARTITIONS, withassoc=ASSOCIATIONS, qos=QOS)
+    assert Bound(4, "account 'lab'") == limits(found, profile()).running
+    assert Bound(7, "QoS 'normal'") == limits(found, profile(), account="physics").running
 
 
 def test_an_unknown_limit_is_none() -> None:
     """Nobody says anything."""
-    assert ArrayLimits(None, None) == limits(surveyed(config=""), profile())
+    assert LiveLimits() == limits(surveyed(config=""), profile())
 
 
 def test_limits_that_nobody_enforces_do_not_count() -> None:
     """A site may keep accounts without holding anybody to them."""
     loose = CONFIG_20.replace("associations,limits,qos", "associations")
-    found = surveyed(config=loose, assoc=ASSOCIATIONS, qos=QOS)
-    assert ArrayLimits(2001, None) == limits(found, profile())
+    found = surveyed(config=loose, withassoc=ASSOCIATIONS, qos=QOS)
+    assert LiveLimits(2001) == limits(found, profile())
 
 
 def test_only_this_clusters_associations_are_asked_for() -> None:
     """One data base may serve several clusters."""
     asked = Cluster(config=CONFIG_20, partition="")
     take_survey(asked)
-    (argv,) = [argv for argv in asked.commands if "assoc" in argv]
+    (argv,) = [argv for argv in asked.commands if "withassoc" in argv]
     assert "cluster=old" in argv

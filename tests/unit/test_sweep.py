@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_ckpt.chain.ledger import LONGEST_KILL_WAIT_S
 from hpc_ckpt.chain.past import jobs_of
 from hpc_ckpt.chain.sweep import all_over, member_root, members, sweep_status
 from hpc_ckpt.errors import RootError, SpecError
@@ -48,6 +49,16 @@ def test_states_of_members(tmp_path: Path) -> None:
     assert not all_over(first)
     third.write_halt("enough")
     assert all_over(first)
+
+
+def test_a_member_that_died_elsewhere_runs_no_more_after_its_deadline(tmp_path: Path) -> None:
+    """Its host cannot be asked from here: the rule is that of a chain."""
+    (member,) = make_sweep(tmp_path, 1)
+    (member.lease / "00000001").write_text(json.dumps({"host": "elsewhere", "job": "7_1"}))
+    member.write_deadline(1, 1000.0)
+    late = 1000.0 + LONGEST_KILL_WAIT_S
+    assert {"running": 1} == sweep_status(tmp_path, late - 1).counts
+    assert {"between links": 1} == sweep_status(tmp_path, late + 1).counts
 
 
 def test_a_sweep_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""How links follow each other at a site, and how many of them it takes at once. Pure."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+from ..errors import SpecError
+from .cluster import least
+from .profile import Profile, Strategy
+from .spec import Spec
+from .survey import Bound, LiveLimits
+
+
+def strategy_of(spec: Spec, profile: Profile) -> Strategy:
+    rules = profile.chain
+    wanted = spec.chain.strategy or rules.strategy
+    if spec.members:
+        wanted = _of_sweep(spec, profile)
+        if spec.parallel and wanted is Strategy.RESUBMIT:
+            raise SpecError(
+                "parallel: with chain.strategy resubmit each further link is an array of its own, "
+                "and Slurm counts them apart; leave parallel out, or write strategy: requeue where "
+                "the profile allows it"
+            )
+    if wanted is Strategy.REQUEUE and not rules.requeue:
+        raise SpecError(
+            f"chain.strategy: requeue is not allowed by the profile of {profile.cluster} "
+            "(chain.requeue: false); write array"
+        )
+    if wanted is Strategy.RESUBMIT and not rules.submit_from_compute_nodes:
+        raise SpecError(
+            "chain.strategy: resubmit needs sbatch on compute nodes, which the profile of "
+            f"{profile.cluster} does not allow (chain.submit_from_compute_nodes); write array"
+        )
+    return wanted
+
+
+def _of_sweep(spec: Spec, profile: Profile) -> Strategy:
+    """An index is a member there, no token: it must come back, or submit itself again."""
+    if spec.chain.strategy in (Strategy.ARRAY, Strategy.AFTERANY):
+        raise SpecError("chain.strategy: the members of a sweep go on by requeue or resubmit")
+    if spec.chain.strategy is not None:
+        return spec.chain.strategy
+    if profile.chain.requeue:
+        return Strategy.REQUEUE
+    if profile.chain.submit_from_compute_nodes:
+        return Strategy.RESUBMIT
+    raise SpecError(
+        f"members: the profile of {profile.cluster} allows neither requeue nor sbatch on compute "
+        "nodes, so a member could not go on after its first link; submit each as a chain"
+    )
+
+
+def array_of(spec: Spec, strategy: Strategy, links: int) -> str | None:
+    if spec.members:
+        together = f"%{spec.parallel}" if spec.parallel else ""
+        return f"1-{len(spec.members)}{together}"
+    return f"1-{links}%1" if strategy is Strategy.ARRAY else None
+
+
+def within_limits(
+    links: int, strategy: Strategy, spec: Spec, profile: Profile, live: LiveLimits
+) -> tuple[int, list[str]]:
+    """As many as the site takes at once; the rest follows where the chain may extend itself."""
+    indices = least(profile.limits.max_array, live.max_array)
+    most_array = None if indices is None else indices - 1
+    room = None if live.submit is None else int(live.submit.most)
+    most_jobs = least(profile.limits.max_submit, room)
+    said = "" if live.submit is None or most_jobs != room else f": {live.submit.by}"
+    if most_jobs == 0:
+        raise SpecError(f"no job can be submitted now{said}; wait until some are over")
+    if spec.members:
+        _check_sweep_fits(len(spec.members), least(most_array, most_jobs), said)
+        return links, []
+    extends = profile.chain.submit_from_compute_nodes
+    if strategy is Strategy.RESUBMIT and most_jobs == 1:
+        return links, [f"a link's successor waits until there is room in the queue{said}"]
+    if strategy in (Strategy.REQUEUE, Strategy.RESUBMIT):
+        return links, []
+    if extends and most_jobs is not None and links > most_jobs > 1:
+        most_jobs -= 1  # a link that extends the chain is in the queue itself
+    most = least(most_jobs, most_array if strategy is Strategy.ARRAY else None)
+    if most is None or links <= most:
+        return links, []
+    rest = "the chain extends itself" if extends else "submit again when they are used up"
+    return max(1, most), [f"this site takes {most} links at once instead of {links}{said}; {rest}"]
+
+
+def _check_sweep_fits(members: int, most: int | None, said: str) -> None:
+    if most is not None and members > most:
+        raise SpecError(f"members: {members} are more than this site takes at once ({most}{said})")
+
+
+def running_notes(spec: Spec, running: Bound | None) -> list[str]:
+    """One link of a chain runs at a time; members of a sweep beside each other."""
+    if running is None:
+        return []
+    if running.most < 1:
+        raise SpecError(f"no link could ever start: {running.by} allows no running jobs")
+    wanted = min(spec.parallel or len(spec.members), len(spec.members))
+    return [f"{running.by} allows {running.most:g} running jobs"] if wanted > running.most else []
