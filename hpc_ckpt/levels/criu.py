@@ -103,6 +103,8 @@ class Criu:
         found = openfiles.read(restart)
         for told in openfiles.roll_back(restart, found):
             log.info("%s", told)
+        for path in openfiles.grown(found):
+            log.warning("%s has grown since the save, and was not open then: not cut back", path)
         self._output = Path(facts["output"])
         self._step = int(facts["step"])
         self._restore_log.unlink(missing_ok=True)
@@ -153,7 +155,7 @@ class Criu:
         script = self._script("dump.sh", record=shlex.join(record))
         argv = self._criu.dump(root, into, self._dump_log, script, last=moment.last, tcp=self._tcp)
         if self._namespace:
-            argv = keeper.command("--enter", str(tree[1]), "--", *argv)
+            argv = keeper.command("--enter", str(_inner(tree)), "--", *argv)
         with self._dump_log.with_suffix(".said").open("wb") as said:
             self._asked = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
@@ -244,6 +246,13 @@ def _namespaces_work() -> bool:
         keeper.command("--namespace"), stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
     return tried.returncode == 0
+
+
+def _inner(tree: list[int]) -> int:
+    """The keeper that is the first process of the name space: the only child of the other."""
+    if len(tree) < 3:
+        raise NothingNew("the program has ended")
+    return tree[1]
 
 
 def _free_name(place: Path) -> Path:

@@ -50,8 +50,9 @@ class Tool:
     def dump(
         self, pid: int, into: Path, log: Path, script: Path, *, last: bool, tcp: Tcp
     ) -> list[str]:
-        more = [] if last else ["--leave-running"]
-        which = ["--tree", str(pid), "--ghost-limit", GHOST_MOST, "--file-locks", *more]
+        # Not killed by criu: with it would go the keeper, and with that criu itself.
+        then = "--leave-stopped" if last else "--leave-running"
+        which = ["--tree", str(pid), "--ghost-limit", GHOST_MOST, "--file-locks", then]
         return [self.path, "dump", *which, *self._common(into, log, script, tcp)]
 
     def restore(self, restart: Path, log: Path, script: Path, tcp: Tcp) -> list[str]:
@@ -59,7 +60,9 @@ class Tool:
         return [self.path, "restore", *which, *self._common(restart, log, script, tcp)]
 
     def _common(self, images: Path, log: Path, script: Path, tcp: Tcp) -> list[str]:
-        words = ["--images-dir", str(images), "--log-file", str(log), "-v2"]
+        # Its log and statistics go beside the images: those must stay what the manifest says.
+        words = ["--images-dir", str(images), "--work-dir", str(log.parent)]
+        words += ["--log-file", log.name, "-v2"]
         words += ["--action-script", str(script)]
         # The group of a job that has ended is gone; the program belongs to the one that now runs.
         words += ["--manage-cgroups=ignore"]

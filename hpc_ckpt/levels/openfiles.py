@@ -9,6 +9,7 @@ that is written in place is copied into the restart, and put back from there.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -28,6 +29,7 @@ RECORD = "openfiles.json"
 COPIES = "copies"
 COPY_MOST = 4 * 1024**3
 """Of a file written in place; a larger one makes the save fail rather than the result wrong."""
+LOOK_AT = 1000
 _MAPPED = re.compile(r"\S+ rw.s \S+ \S+ [1-9]\d* +(/.*)")
 _NOT_FILES = ("/proc/", "/sys/", "/dev/dri/", "/dev/nvidia")
 
@@ -105,8 +107,19 @@ def record(root: int, into: Path) -> None:
             entry["copy"] = f"{COPIES}/{number}"
             copy_in(Path(one.path), into / COPIES / str(number))
         entries.append(entry)
-    found = {"files": entries, "last_pid": namespaces.last_pid()}
+    found = {
+        "files": entries,
+        "last_pid": namespaces.last_pid(),
+        "beside": _sizes(Path(f"/proc/{root}/cwd").readlink()),
+    }
     (into / RECORD).write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+def _sizes(place: Path) -> dict[str, int]:
+    """Of the files in the working directory: for a warning, so not more than a few."""
+    with os.scandir(place) as found:
+        some = itertools.islice((e for e in found if e.is_file(follow_symlinks=False)), LOOK_AT)
+        return {entry.path: entry.stat().st_size for entry in some}
 
 
 # ── before a restart ──────────────────────────────────────────────────────────────────────
@@ -135,6 +148,17 @@ def roll_back(restart: Path, found: Mapping[str, Any]) -> list[str]:
         except OSError as error:
             raise ResumeFailed(f"{path}: not as it was at the save: {error.strerror}") from error
     return told
+
+
+def grown(found: Mapping[str, Any]) -> list[str]:
+    """Files beside the program that are longer than at the save, and that nobody rolls back: it
+    opens and closes them for every line, and what it wrote since may come twice."""
+    known = {entry["path"] for entry in found["files"]}
+    return [
+        path
+        for path, size in found["beside"].items()
+        if path not in known and Path(path).is_file() and Path(path).stat().st_size > size
+    ]
 
 
 def _check(path: Path, size: int) -> None:
