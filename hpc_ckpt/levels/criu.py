@@ -36,6 +36,9 @@ log = logging.getLogger("hpc_ckpt.steward")
 LEAD_S = 2.0
 LEAD_BYTES_A_S = 200e6
 """A guess of how fast images are written and read again for their digests."""
+LEAD_LEAST_S = 0.5
+LEAD_FACTOR = 3.0
+"""Of a dump, for the whole save: digests, and the storage may be slower than last time."""
 LOOK_EVERY_S = 0.02
 MEASURE_EVERY_S = 5.0
 START_S = 30.0
@@ -66,6 +69,10 @@ class Criu:
         self._used_s = 0.0
         self._measured_s = 0.0
         self._asked: subprocess.Popen[bytes] | None = None
+        self._began = 0.0
+        self._memory = 0
+        self._dumped: tuple[float, int] | None = None
+        """Seconds of the last dump, and the memory that the program had."""
         self._lead: tuple[float, float] = (-math.inf, LEAD_S)
 
     @property
@@ -73,9 +80,14 @@ class Criu:
         """By the memory that the program has now."""
         now = time.monotonic()
         if now >= self._lead[0] + MEASURE_EVERY_S:
-            size = memory_of(tree_of(os.getpid())[1:])
-            self._lead = (now, LEAD_S + size / LEAD_BYTES_A_S)
+            self._lead = (now, self._guess(memory_of(tree_of(os.getpid())[1:])))
         return self._lead[1]
+
+    def _guess(self, memory: int) -> float:
+        if self._dumped is None:
+            return LEAD_S + memory / LEAD_BYTES_A_S
+        seconds, then = self._dumped
+        return LEAD_LEAST_S + LEAD_FACTOR * seconds * max(1.0, memory / max(then, 1))
 
     # ── start ─────────────────────────────────────────────────────────────────────────────
     def probe(self, work: Work) -> str | None:
@@ -107,6 +119,7 @@ class Criu:
             log.warning("%s has grown since the save, and was not open then: not cut back", path)
         self._output = Path(facts["output"])
         self._step = int(facts["step"])
+        self._dumped = (float(facts["dump_s"]), int(facts["memory"]))
         self._restore_log.unlink(missing_ok=True)
         pids = f"echo {int(found['last_pid'])} > {LAST_PID}" if self._namespace else ":"
         script = self._script("restore.sh", pids=pids)
@@ -145,7 +158,9 @@ class Criu:
         if root is None or program.poll() is not None:
             raise NothingNew("the program has ended")
         self._measured_s = program.processor_s()
+        self._began = time.monotonic()
         tree = program.tree()
+        self._memory = memory_of(tree)
         self._tcp = tcp_of(tree)
         why = self._criu.refuses(self._tcp, kernel_version())
         if why is not None:
@@ -175,8 +190,11 @@ class Criu:
             raise SaveFailed("criu dump did not end in time, and the program with it") from None
         if code != 0:
             raise SaveFailed(f"criu dump: {_why(self._dump_log) or f'exit code {code}'}")
+        self._dumped = (time.monotonic() - self._began, self._memory)
         step = self._step + math.ceil(max(0.0, self._measured_s - self._used_s))
         facts = {
+            "dump_s": round(self._dumped[0], 3),
+            "memory": self._memory,
             "pid": self._root,
             "namespace": self._namespace,
             "output": str(self._output),
