@@ -7,6 +7,7 @@ files are rolled back before a restart (openfiles.py). What criu is told: criu_t
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -14,6 +15,7 @@ import math
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,6 +44,7 @@ LEAD_FACTOR = 3.0
 LOOK_EVERY_S = 0.02
 MEASURE_EVERY_S = 5.0
 START_S = 30.0
+END_S = 5.0
 _SCRIPT = """#!/bin/sh
 case "$CRTOOLS_SCRIPT_ACTION" in
 post-dump) exec {record} ;;
@@ -191,6 +194,8 @@ class Criu:
         if code != 0:
             raise SaveFailed(f"criu dump: {_why(self._dump_log) or f'exit code {code}'}")
         self._dumped = (time.monotonic() - self._began, self._memory)
+        if moment.last:
+            self._end(program)
         step = self._step + math.ceil(max(0.0, self._measured_s - self._used_s))
         facts = {
             "dump_s": round(self._dumped[0], 3),
@@ -203,6 +208,13 @@ class Criu:
             "criu": list(self._criu.version),
         }
         return Saved(step=step, facts=facts)
+
+    def _end(self, program: Program) -> None:
+        """By way of the keeper, which hears of every end: the ids are then free again."""
+        for pid in program.tree()[2 if self._namespace else 1 :]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        program.wait(time.monotonic() + END_S)
 
     # ── the rest ──────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:

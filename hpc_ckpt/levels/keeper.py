@@ -9,6 +9,7 @@ everything in there ends with the keeper, and the keeper with the steward. It is
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import namespaces
+from .program import tree_of
 
 CANNOT = 96
 """Exit code: the program could not be brought back, or the name space not be made."""
@@ -26,6 +28,8 @@ NOT_FOUND = 127
 FIRST_PID = 1000
 """Of a program in a name space of its own: above whatever CRIU needs while it restores."""
 CRIU_PID = 100
+_ORPHANED = signal.SIGPWR
+"""Nobody else sends it."""
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -40,11 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.enter:
             namespaces.enter(arguments.enter)
             return _code(subprocess.run(arguments.argv, check=False).returncode)
-        namespaces.die_with_parent()
         if arguments.namespace:
+            namespaces.die_with_parent()
             namespaces.leave_pids()
             return _with_child(arguments)
         namespaces.adopt_orphans()
+        signal.signal(_ORPHANED, _end_with_all)
+        namespaces.die_with_parent(_ORPHANED)
         return _keep(arguments)
     except OSError as error:
         sys.stderr.write(f"hpc-ckpt: keeper: {error}\n")
@@ -94,7 +100,23 @@ def _keep(arguments: argparse.Namespace) -> int:
     while True:
         pid, status = os.wait()
         if pid == root:
+            _end_rest()
             return _code(os.waitstatus_to_exitcode(status))
+
+
+def _end_rest() -> None:
+    """What the program has left; waited for, as an id is taken until its end was heard of."""
+    while rest := tree_of(os.getpid())[1:]:
+        for pid in rest:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.wait()
+
+
+def _end_with_all(*_: object) -> None:
+    _end_rest()
+    os._exit(CANNOT)
 
 
 def _start(arguments: argparse.Namespace) -> int | None:

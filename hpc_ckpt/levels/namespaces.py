@@ -17,12 +17,12 @@ _MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
-def die_with_parent() -> None:
-    """SIGKILL as soon as the parent is gone."""
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """The signal comes as soon as the parent is gone."""
     parent = os.getppid()
-    _call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    _call("prctl", _PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def adopt_orphans() -> None:

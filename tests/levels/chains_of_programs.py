@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,13 @@ class LocalChain:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(
-        self, command: list[str], *, link_s: float, save_s: float = 600, level: str = "criu"
+        self,
+        command: list[str],
+        *,
+        link_s: float,
+        save_s: float = 600,
+        level: str = "criu",
+        before: Sequence[str] = (),
     ) -> None:
         words = [
             "run", "--root", "run", "--link-time", f"{link_s:g} s", "--max-links", "12",
@@ -131,7 +137,7 @@ class LocalChain:
         ]  # fmt: skip
         with (self.place / "said").open("wb") as said:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "hpc_ckpt.cli", *words],
+                [*before, sys.executable, "-m", "hpc_ckpt.cli", *words],
                 cwd=self.place,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
