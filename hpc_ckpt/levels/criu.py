@@ -1,7 +1,8 @@
 """System level: CRIU saves the whole process tree from outside, with no preparation of it.
 
-The program runs under a keeper (keeper.py), writes its output into a file of its own, and its
-files are rolled back before a restart (openfiles.py). What criu is told: criu_tool.py.
+The program runs under a keeper (keeper.py) and writes its output into a file of its own; its
+files are recorded at a save (openfiles.py) and rolled back before a restart (rollback.py).
+What criu is told, and what it says: criu_tool.py.
 """
 
 # SPDX-License-Identifier: MIT
@@ -26,7 +27,7 @@ from typing import Any
 
 from .. import fsio
 from ..errors import SpecError
-from . import keeper, openfiles
+from . import keeper, openfiles, rollback
 from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
 from .criu_tool import Tool, find, kernel_version, may_make_namespaces, reason_in
 from .namespaces import LAST_PID
@@ -45,6 +46,7 @@ LOOK_EVERY_S = 0.02
 MEASURE_EVERY_S = 5.0
 START_S = 30.0
 END_S = 5.0
+ENDING_S = 0.5
 _SCRIPT = """#!/bin/sh
 case "$CRTOOLS_SCRIPT_ACTION" in
 post-dump) exec {record} ;;
@@ -115,10 +117,10 @@ class Criu:
                 "the program had process ids of its own, which this account may not give it "
                 "here: CRIU must run with the privileges that it had when it saved"
             )
-        found = openfiles.read(restart)
-        for told in openfiles.roll_back(restart, found):
+        found = rollback.read(restart)
+        for told in rollback.roll_back(restart, found):
             log.info("%s", told)
-        for path in openfiles.grown(found):
+        for path in rollback.grown(found):
             log.warning("%s has grown since the save, and was not open then: not cut back", path)
         self._output = Path(facts["output"])
         self._step = int(facts["step"])
@@ -191,6 +193,8 @@ class Criu:
             asked.kill()
             asked.wait()
             raise SaveFailed("criu dump did not end in time, and the program with it") from None
+        if code != 0 and program.wait(time.monotonic() + ENDING_S) == 0:
+            raise NothingNew("the program has ended")  # while it was being saved
         if code != 0:
             raise SaveFailed(f"criu dump: {_why(self._dump_log) or f'exit code {code}'}")
         self._dumped = (time.monotonic() - self._began, self._memory)

@@ -1,8 +1,7 @@
-"""The files that a program has open for writing: recorded at a save, rolled back before a restart.
+"""The files that a program has open for writing, recorded at a save; rollback.py puts them back.
 
-CRIU saves memory, not files, and refuses a file whose size is another one by then. Recorded
-while the program stands still. A file that is only appended to is cut back to its size; one
-that is written in place is copied into the restart, and put back from there.
+Run by criu while the program stands still, so it imports little. Of a file that is only
+appended to the size is enough; one that is written in place is copied into the restart.
 """
 
 # SPDX-License-Identifier: MIT
@@ -13,17 +12,15 @@ import itertools
 import json
 import os
 import re
+import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import namespaces
-from .base import ResumeFailed
 from .program import tree_of
-from .restarts import copy_in, put_back
 
 RECORD = "openfiles.json"
 COPIES = "copies"
@@ -34,8 +31,7 @@ _MAPPED = re.compile(r"\S+ rw.s \S+ \S+ [1-9]\d* +(/.*)")
 _NOT_FILES = ("/proc/", "/sys/", "/dev/dri/", "/dev/nvidia")
 
 
-@dataclass
-class Written:
+class Written(NamedTuple):
     """One file, however often it is open."""
 
     path: str
@@ -44,14 +40,13 @@ class Written:
     """Bytes before its end may change."""
 
 
-# ── at a save ─────────────────────────────────────────────────────────────────────────────
 def written_by(pids: list[int]) -> dict[str, Written]:
     """The regular files that these processes have open or mapped for writing, by path."""
     found: dict[str, Written] = {}
     for pid in pids:
         for one in (*_open_in(pid), *_mapped_in(pid)):
             known = found.setdefault(one.path, one)
-            known.in_place = known.in_place or one.in_place
+            found[one.path] = known._replace(in_place=known.in_place or one.in_place)
     return found
 
 
@@ -105,7 +100,8 @@ def record(root: int, into: Path) -> None:
             if one.size > COPY_MOST:
                 raise OSError(0, f"{one.path}: written in place, and too large to be copied")
             entry["copy"] = f"{COPIES}/{number}"
-            copy_in(Path(one.path), into / COPIES / str(number))
+            (into / COPIES).mkdir(exist_ok=True)
+            shutil.copy2(one.path, into / COPIES / str(number))
         entries.append(entry)
     found = {
         "files": entries,
@@ -120,58 +116,6 @@ def _sizes(place: Path) -> dict[str, int]:
     with os.scandir(place) as found:
         some = itertools.islice((e for e in found if e.is_file(follow_symlinks=False)), LOOK_AT)
         return {entry.path: entry.stat().st_size for entry in some}
-
-
-# ── before a restart ──────────────────────────────────────────────────────────────────────
-def read(restart: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((restart / RECORD).read_bytes()))
-    except (OSError, ValueError) as error:
-        raise ResumeFailed(f"{RECORD}: {error}") from error
-
-
-def roll_back(restart: Path, found: Mapping[str, Any]) -> list[str]:
-    """Every file as it was at the save, or none touched; says what was done."""
-    for entry in found["files"]:
-        if entry["copy"] is None:
-            _check(Path(entry["path"]), int(entry["size"]))
-    told = []
-    for entry in found["files"]:
-        path, size = Path(entry["path"]), int(entry["size"])
-        try:
-            if entry["copy"] is not None:
-                put_back(restart / entry["copy"], path)
-                told.append(f"{path} put back")
-            elif path.stat().st_size > size:
-                os.truncate(path, size)
-                told.append(f"{path} cut back to {size} bytes")
-        except OSError as error:
-            raise ResumeFailed(f"{path}: not as it was at the save: {error.strerror}") from error
-    return told
-
-
-def grown(found: Mapping[str, Any]) -> list[str]:
-    """Files beside the program that are longer than at the save, and that nobody rolls back: it
-    opens and closes them for every line, and what it wrote since may come twice."""
-    known = {entry["path"] for entry in found["files"]}
-    return [
-        path
-        for path, size in found["beside"].items()
-        if path not in known and Path(path).is_file() and Path(path).stat().st_size > size
-    ]
-
-
-def _check(path: Path, size: int) -> None:
-    try:
-        now = path.stat().st_size
-    except OSError as error:
-        detail = f"{path}: the program had it open for writing, and it is gone: {error.strerror}"
-        raise ResumeFailed(detail) from error
-    if now < size:
-        raise ResumeFailed(
-            f"{path}: {now} bytes, but the program had written {size} when it was saved; "
-            "something has cut or replaced it since"
-        )
 
 
 if __name__ == "__main__":

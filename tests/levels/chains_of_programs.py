@@ -178,7 +178,7 @@ class LocalChain:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [
             record
-            for path in sorted(self.rundir.events.iterdir())
+            for path in sorted(self.rundir.events.glob("*.jsonl"))
             for record in events.read(path)
             if record["event"] == name
         ]

@@ -21,7 +21,9 @@ from hpc_ckpt.events import EventLog
 from hpc_ckpt.levels import criu as room
 from hpc_ckpt.levels.base import Work
 from hpc_ckpt.levels.criu import Criu
+from hpc_ckpt.levels.criu_tool import Tool, find, kernel_version
 from hpc_ckpt.levels.restarts import Restarts
+from hpc_ckpt.levels.sockets import Tcp
 from hpc_ckpt.levels.steward import Steward
 from hpc_ckpt.policy.interval import EveryTime
 from hpc_ckpt.rundir import RunDir, prepare
@@ -72,6 +74,37 @@ def test_a_criu_whose_first_save_fails_gives_way(tmp_path: Path, criu: Path) -> 
         chain.close()
     assert {"1": "criu", "2": "plain"} == chain.levels()["chosen"]
     assert "criu dump: exit code 1" in chain.levels()["failed"]["criu"]
+
+
+TCP_PY = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+here = socket.create_connection(server.getsockname())
+there, _ = server.accept()
+with open("result", "w") as file:
+    for i in range(40):
+        here.sendall(b"%03d" % i)
+        file.write(there.recv(3).decode() + "\\n")
+        file.flush()
+        time.sleep(0.05)
+"""
+
+
+def test_connections_of_a_program_with_itself_go_on(chain: LocalChain, criu: Path) -> None:
+    """Or, where this CRIU cannot do so on this kernel, it says so and gives way."""
+    work = Work(argv=("true",), cwd=chain.place, environ=environment(criu))
+    tool = find({"path": str(criu / "criu")}, work)
+    assert isinstance(tool, Tool)
+    refused = tool.refuses(Tcp.WITHIN, kernel_version())
+    (chain.place / "tcp.py").write_text(TCP_PY)
+    chain.start([sys.executable, "tcp.py"], link_s=60)
+    result = chain.place / "result"
+    chain.wait_for(lambda: result.exists() and result.read_text().count("\n") > 9)
+    chain.rundir.give_notice(1, "test")
+    assert 0 == chain.finish(), chain.story()
+    assert [f"{i:03}" for i in range(40)] == result.read_text().split()
+    assert ("plain" if refused else "criu") == chain.levels()["chosen"]["2"]
+    assert refused is None or refused in chain.levels()["failed"]["criu"]
 
 
 class Links:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_ckpt.levels import openfiles
+from hpc_ckpt.levels import openfiles, rollback
 from hpc_ckpt.levels.base import ResumeFailed
-from hpc_ckpt.levels.openfiles import record, roll_back, written_by
+from hpc_ckpt.levels.openfiles import record, written_by
+from hpc_ckpt.levels.rollback import roll_back
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_what_was_written_after_the_save_goes(place: Path) -> None:
         restart = save(place)
         log.write("two\n")
         table.write("abc")
-    roll_back(restart, openfiles.read(restart))
+    roll_back(restart, rollback.read(restart))
     assert "one\n" == (place / "log").read_text()
     assert "0123456789" == (place / "table").read_text()
 
@@ -99,7 +100,7 @@ def test_a_file_that_lost_something_is_named(place: Path, what: str) -> None:
     else:
         os.truncate(place / "b", 3)
     with pytest.raises(ResumeFailed, match=rf"{place}/b: .*{'gone' if what == 'gone' else 3}"):
-        roll_back(restart, openfiles.read(restart))
+        roll_back(restart, rollback.read(restart))
     assert "fourmore" == (place / "a").read_text()
 
 
@@ -108,7 +109,7 @@ def test_what_is_put_back_may_be_gone(place: Path) -> None:
     with (place / "table").open("r+"):
         restart = save(place)
     (place / "table").unlink()
-    roll_back(restart, openfiles.read(restart))
+    roll_back(restart, rollback.read(restart))
     assert "0123456789" == (place / "table").read_text()
 
 
@@ -128,4 +129,4 @@ def test_files_that_nobody_rolls_back_are_told(place: Path) -> None:
         log.write("x")
     with (place / "lines").open("a") as lines:
         lines.write("two\n")
-    assert [str(place / "lines")] == openfiles.grown(openfiles.read(restart))
+    assert [str(place / "lines")] == rollback.grown(rollback.read(restart))
