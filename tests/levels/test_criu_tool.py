@@ -153,7 +153,7 @@ def test_versions_are_read() -> None:
     assert read_version("") is None
 
 
-# Pasted from logs of 4.1.1.
+# As in logs of 4.1.1, shortened.
 TAKEN = """\
 (00.000000) Error (criu/util.c:1533): rlimit: Can't setup RLIMIT_NOFILE for self: (EPERM)
 (00.013047) Error (criu/cr-restore.c:1228): Can't fork for 6428: File exists
