@@ -91,8 +91,8 @@ def test_a_program_of_many_processes_keeps_its_pids(chain: LocalChain) -> None:
 
 def test_the_exit_code_of_a_restored_program_is_known(chain: LocalChain) -> None:
     """The link before it ended by its time."""
-    command = write_program(chain.place, "c", 120)
-    assert 1 == chain.run([*command, "7"], link_s=4)
+    command = write_program(chain.place, "c", 170)
+    assert 1 == chain.run([*command, "7"], link_s=8)
     assert "time limit" == read_status(chain.rundir).links[0].cause
     assert chain.events("restored")
     assert "exit code 7" in chain.events("ended")[-1]["reason"]
