@@ -10,7 +10,7 @@ TEST_PACKAGES := slurmctld slurmd slurm-client munge gcc e2fsprogs util-linux op
   slurmdbd mariadb-server slurm-wlm-mysql-plugin
 CLUSTER := $(STAMPS)/slurm
 
-.PHONY: demo test soak check format packages slurm-up slurm-down bench bench-quick clean help
+.PHONY: demo test soak check format packages criu slurm-up slurm-down bench bench-quick clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -43,8 +43,11 @@ bench: $(STAMPS)/installed-bench  ## checkpoints beside their peers and the mach
 bench-quick: $(STAMPS)/installed-bench  ## the same in minutes: shows that it runs, not how fast
 	$(BENCH)/python -m benchmarks.checkpoint --quick
 
-packages:        ## Slurm and others from the system's packages (as root on Debian; else says what to install)
+packages: criu   ## Slurm and others from the system's packages (as root on Debian; else says what to install)
 	@PACKAGES="$(TEST_PACKAGES)" bash tests/install-packages.sh
+
+criu:            ## a CRIU that works on new kernels, unpacked beside the system
+	@bash tests/install-criu.sh $(STAMPS)/criu
 
 slurm-up: packages  ## a throw-away real Slurm to look around in
 	@$(PYTHON) slurm/devcluster/devcluster.py up $(CLUSTER)

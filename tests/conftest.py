@@ -1,7 +1,10 @@
-"""For every test: nothing of it is remembered in the home of whoever runs it."""
+"""For every test: nothing of it is remembered in the home of whoever runs it; its tools."""
 
+import os
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,3 +18,20 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session")
+def criu() -> Path:
+    """The directory of a criu that works here, for the PATH; in CI a missing one is a failure."""
+    from hpc_ckpt.levels.base import Work
+    from hpc_ckpt.levels.criu_tool import find
+
+    unpacked = Path(__file__).parents[1] / ".make" / "criu" / "criu"
+    path = str(unpacked) if unpacked.exists() else shutil.which("criu")
+    work = Work(argv=("true",), cwd=Path.cwd(), environ=dict(os.environ))
+    found = "no criu: 'make criu' unpacks one" if path is None else find({"path": path}, work)
+    if isinstance(found, str):
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"the tests of CRIU are required here: {found}")
+        pytest.skip(found)
+    return Path(found.path).parent

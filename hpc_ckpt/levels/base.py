@@ -35,6 +35,8 @@ class Work:
     gpus: int = 0
     scratch: Path | None = None
     """A directory of this link for sockets, port files and the like."""
+    kept: Path | None = None
+    """A directory of the chain for what a program writes over more than one link."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +89,10 @@ class Level(Protocol):
 
     name: str
     kind: Kind
-    lead_s: float
-    """How long a last save takes if none has been measured yet."""
+
+    @property
+    def lead_s(self) -> float:
+        """How long a last save takes if none has been measured yet."""
 
     def probe(self, work: Work) -> str | None:
         """Why it cannot be used here for this; None: it can. Starts nothing that lasts."""

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 LOOK_EVERY_S = 0.1
@@ -84,9 +84,26 @@ class Program:
 
     def memory(self) -> int:
         """Resident bytes of the tree."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        mine = set(self.tree())
-        return sum(page * int(fields[21]) for pid, fields in _processes() if pid in mine)
+        return memory_of(self.tree())
+
+
+def tree_of(root: int) -> list[int]:
+    """A process and its descendants, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for pid, fields in _processes():
+        children.setdefault(int(fields[1]), []).append(pid)
+    found, pending = [], [root]
+    while pending:
+        pid = pending.pop()
+        found.append(pid)
+        pending += children.get(pid, [])
+    return found
+
+
+def memory_of(pids: Collection[int]) -> int:
+    """Their resident bytes."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return sum(page * int(fields[21]) for pid, fields in _processes() if pid in pids)
 
 
 def tree_of(root: int) -> list[int]:

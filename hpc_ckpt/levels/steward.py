@@ -382,6 +382,7 @@ def _run(environ: Mapping[str, str]) -> int:
             environ=program_environment(environ),
             gpus=int(record.get("gpus") or 0),
             scratch=scratch,
+            kept=place.logs,
         )
         settings = resolve(file=environ.get(wall.ENV_SETTINGS), environ=environ)
         log_file = EventLog(place.events_file(generation, _node(environ)))

@@ -1,0 +1,125 @@
+"""The files that a program has open for writing, recorded at a save; rollback.py puts them back.
+
+Run by criu while the program stands still, so it imports little. Of a file that is only
+appended to the size is enough; one that is written in place is copied into the restart.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import namespaces
+from .program import tree_of
+
+RECORD = "openfiles.json"
+COPIES = "copies"
+COPY_MOST = 4 * 1024**3
+"""Of a file written in place; a larger one makes the save fail rather than the result wrong."""
+LOOK_AT = 1000
+_MAPPED = re.compile(r"\S+ rw.s \S+ \S+ [1-9]\d* +(/.*)")
+_NOT_FILES = ("/proc/", "/sys/", "/dev/dri/", "/dev/nvidia")
+
+
+class Written(NamedTuple):
+    """One file, however often it is open."""
+
+    path: str
+    size: int
+    in_place: bool
+    """Bytes before its end may change."""
+
+
+def written_by(pids: list[int]) -> dict[str, Written]:
+    """The regular files that these processes have open or mapped for writing, by path."""
+    found: dict[str, Written] = {}
+    for pid in pids:
+        for one in (*_open_in(pid), *_mapped_in(pid)):
+            known = found.setdefault(one.path, one)
+            found[one.path] = known._replace(in_place=known.in_place or one.in_place)
+    return found
+
+
+def _open_in(pid: int) -> Iterator[Written]:
+    place = Path(f"/proc/{pid}/fd")
+    for name in _names(place):
+        with contextlib.suppress(FileNotFoundError):
+            yield from _described(place / name, Path(f"/proc/{pid}/fdinfo/{name}"))
+
+
+def _described(link: Path, info_file: Path) -> Iterator[Written]:
+    info = link.stat()
+    path = str(link.readlink())
+    if not stat.S_ISREG(info.st_mode) or info.st_nlink == 0 or path.startswith(_NOT_FILES):
+        return
+    told = dict(line.split(":", 1) for line in info_file.read_text().splitlines() if ":" in line)
+    flags, position = int(told["flags"], 8), int(told["pos"])
+    access = flags & os.O_ACCMODE
+    if access == os.O_RDONLY:
+        return
+    at_end = bool(flags & os.O_APPEND) or position == info.st_size
+    yield Written(path, info.st_size, access == os.O_RDWR or not at_end)
+
+
+def _mapped_in(pid: int) -> Iterator[Written]:
+    with contextlib.suppress(FileNotFoundError):
+        text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+        for line in text.splitlines():
+            match = _MAPPED.fullmatch(line)
+            if match is None or match[1].startswith(_NOT_FILES):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # deleted: CRIU keeps it
+                info = Path(match[1]).stat()
+                if stat.S_ISREG(info.st_mode):
+                    yield Written(match[1], info.st_size, True)
+
+
+def _names(place: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in place.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def record(root: int, into: Path) -> None:
+    """Of a process tree that stands still."""
+    entries = []
+    for number, one in enumerate(written_by(tree_of(root)).values()):
+        entry: dict[str, Any] = {"path": one.path, "size": one.size, "copy": None}
+        if one.in_place:
+            if one.size > COPY_MOST:
+                raise OSError(0, f"{one.path}: written in place, and too large to be copied")
+            entry["copy"] = f"{COPIES}/{number}"
+            (into / COPIES).mkdir(exist_ok=True)
+            shutil.copy2(one.path, into / COPIES / str(number))
+        entries.append(entry)
+    found = {
+        "files": entries,
+        "last_pid": namespaces.last_pid(),
+        "beside": _sizes(Path(f"/proc/{root}/cwd").readlink()),
+    }
+    (into / RECORD).write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+def _sizes(place: Path) -> dict[str, int]:
+    """Of the files in the working directory: for a warning, so not more than a few."""
+    with os.scandir(place) as found:
+        some = itertools.islice((e for e in found if e.is_file(follow_symlinks=False)), LOOK_AT)
+        return {entry.path: entry.stat().st_size for entry in some}
+
+
+if __name__ == "__main__":
+    try:
+        record(int(sys.argv[1]), Path(sys.argv[2]))
+    except OSError as error:
+        sys.exit(f"hpc-ckpt: {error.filename or ''} {error.strerror}")

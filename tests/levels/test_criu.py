@@ -1,0 +1,227 @@
+"""The CRIU level where it may not, cannot, or has to do without process ids of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from chains_of_programs import LocalChain, environment, write_program
+
+from hpc_ckpt import lease
+from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
+from hpc_ckpt.events import EventLog
+from hpc_ckpt.levels import criu as room
+from hpc_ckpt.levels.base import Work
+from hpc_ckpt.levels.criu import Criu
+from hpc_ckpt.levels.criu_tool import Tool, find, kernel_version
+from hpc_ckpt.levels.restarts import Restarts
+from hpc_ckpt.levels.sockets import Tcp
+from hpc_ckpt.levels.steward import Steward
+from hpc_ckpt.policy.interval import EveryTime
+from hpc_ckpt.rundir import RunDir, prepare
+from hpc_ckpt.settings import Settings
+
+WITHOUT = ["setpriv", "--bounding-set=-sys_admin,-checkpoint_restore"]
+"""Root without what CRIU needs: a real refusal, and the files can still be read."""
+REFUSES_TO_DUMP = '#!/bin/bash\n[ "$1" = dump ] && exit 1\nexec {criu}/criu "$@"\n'
+
+
+@pytest.fixture
+def chain(tmp_path: Path, criu: Path) -> Iterator[LocalChain]:
+    running = LocalChain(tmp_path, criu)
+    yield running
+    running.close()
+
+
+def test_criu_not_permitted_means_plain_with_a_warning(chain: LocalChain) -> None:
+    """Asked for by name, so only the node says no."""
+    command = write_program(chain.place, "c", 5)
+    assert 0 == chain.run(command, link_s=60, before=WITHOUT), chain.story()
+    assert {"1": "plain"} == chain.levels()["chosen"]
+    assert "CAP_CHECKPOINT_RESTORE" in chain.levels()["rejected"]["criu"]
+    assert "level criu: CRIU needs privileges" in chain.rundir.log_file(1).read_text()
+
+
+def test_criu_not_permitted_is_said_at_the_submission(chain: LocalChain) -> None:
+    command = write_program(chain.place, "c", 5)
+    assert 0 == chain.run(command, link_s=60, level="auto", before=WITHOUT), chain.story()
+    said = (chain.place / "said").read_text()
+    assert "criu: CRIU needs privileges" in said
+    assert "this program is not saved at all" in " ".join(said.split())
+
+
+def test_a_criu_whose_first_save_fails_gives_way(tmp_path: Path, criu: Path) -> None:
+    """The program goes on to the end of the link; the next link does without."""
+    (tmp_path / "bin").mkdir()
+    wrapper = tmp_path / "bin" / "criu"
+    wrapper.write_text(REFUSES_TO_DUMP.format(criu=criu))
+    wrapper.chmod(0o755)
+    chain = LocalChain(tmp_path, wrapper.parent)
+    try:
+        chain.start(write_program(tmp_path, "c", 40), link_s=60, save_s=0.5)
+        chain.wait_for(lambda: chain.rundir.levels_file.exists() and "failed" in chain.levels())
+        chain.rundir.give_notice(1, "test")
+        assert 0 == chain.finish(), chain.story()
+    finally:
+        chain.close()
+    assert {"1": "criu", "2": "plain"} == chain.levels()["chosen"]
+    assert "criu dump: exit code 1" in chain.levels()["failed"]["criu"]
+
+
+TCP_PY = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+here = socket.create_connection(server.getsockname())
+there, _ = server.accept()
+with open("result", "w") as file:
+    for i in range(40):
+        here.sendall(b"%03d" % i)
+        file.write(there.recv(3).decode() + "\\n")
+        file.flush()
+        time.sleep(0.05)
+"""
+
+
+def test_connections_of_a_program_with_itself_go_on(chain: LocalChain, criu: Path) -> None:
+    """Or, where this CRIU cannot do so on this kernel, it says so and gives way."""
+    work = Work(argv=("true",), cwd=chain.place, environ=environment(criu))
+    tool = find({"path": str(criu / "criu")}, work)
+    assert isinstance(tool, Tool)
+    refused = tool.refuses(Tcp.WITHIN, kernel_version())
+    (chain.place / "tcp.py").write_text(TCP_PY)
+    chain.start([sys.executable, "tcp.py"], link_s=60)
+    result = chain.place / "result"
+    chain.wait_for(lambda: result.exists() and result.read_text().count("\n") > 9)
+    chain.rundir.give_notice(1, "test")
+    assert 0 == chain.finish(), chain.story()
+    assert [f"{i:03}" for i in range(40)] == result.read_text().split()
+    assert ("plain" if refused else "criu") == chain.levels()["chosen"]["2"]
+    assert refused is None or refused in chain.levels()["failed"]["criu"]
+
+
+class Links:
+    """Links of one chain in this process, without process ids of its own for the program."""
+
+    def __init__(self, place: Path, criu: Path) -> None:
+        self.place = place
+        self.rundir = RunDir(place / "run")
+        prepare(self.rundir)
+        self.restarts = Restarts(self.rundir)
+        self._environment = environment(criu)
+        self.said = ""
+
+    def run(self, command: list[str], *, notice: bool = False) -> int:
+        held = lease.acquire_standalone(self.rundir)
+        held.release()
+        work = Work(
+            argv=tuple(command), cwd=self.place, environ=self._environment, kept=self.rundir.logs
+        )
+        log = EventLog(self.rundir.events_file(held.generation, "here"))
+        policy = Settings(policy=EveryTime(600))
+        steward = Steward(self.rundir, held.generation, work, [Criu()], policy, log)
+        if notice:
+            give = threading.Timer(1.0, lambda: self.rundir.give_notice(held.generation, "test"))
+            give.start()
+        try:
+            return steward.run()
+        finally:
+            log.close()
+            outcome = self.rundir.outcome(held.generation)
+            self.said = outcome.reason if outcome else ""
+
+
+@pytest.fixture
+def links(tmp_path: Path, criu: Path, monkeypatch: pytest.MonkeyPatch) -> Links:
+    monkeypatch.setattr(room, "may_make_namespaces", lambda: False)
+    return Links(tmp_path, criu)
+
+
+def facts(links: Links) -> dict[str, object]:
+    restart = links.restarts.open(links.restarts.keys()[-1])
+    return dict(restart.facts)
+
+
+def test_without_process_ids_of_its_own_the_same_are_used_again(links: Links) -> None:
+    command = write_program(links.place, "c", 60)
+    assert EXIT_SAVED == links.run(command, notice=True)
+    assert facts(links)["namespace"] is False
+    assert EXIT_COMPLETE == links.run(command)
+    assert 60 == (links.place / "result").read_text().count("\n")
+
+
+def test_a_process_id_that_is_taken_is_named(links: Links) -> None:
+    command = write_program(links.place, "c", 60)
+    assert EXIT_SAVED == links.run(command, notice=True)
+    wanted = int(str(facts(links)["pid"]))
+    with taken(wanted):
+        assert EXIT_FAILED == links.run(command)
+    assert f"process id {wanted} is taken by another process on this node" in str(
+        links.rundir.levels_file.read_text()
+    )
+
+
+class taken:
+    """A process with that id."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def __enter__(self) -> None:
+        for _ in range(50):
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(self._pid - 1))
+            self._child = subprocess.Popen(["sleep", "100"])
+            if self._child.pid == self._pid:
+                return
+            self.__exit__()
+        raise RuntimeError(f"could not get the process id {self._pid}")
+
+    def __exit__(self, *_: object) -> None:
+        self._child.send_signal(signal.SIGKILL)
+        self._child.wait()
+
+
+def test_what_was_saved_with_ids_of_its_own_needs_them(
+    links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said, and not tried: the ids of a name space are those of others outside of it."""
+    command = write_program(links.place, "c", 1000)
+    monkeypatch.setattr(room, "may_make_namespaces", lambda: True)
+    assert EXIT_SAVED == links.run(command, notice=True)
+    assert facts(links)["namespace"] is True
+    monkeypatch.setattr(room, "may_make_namespaces", lambda: False)
+    assert EXIT_FAILED == links.run(command)
+    assert "process ids of its own" in links.rundir.levels_file.read_text()
+
+
+def test_a_file_written_in_place_is_put_back(links: Links) -> None:
+    """A table that is overwritten at its beginning: its size says nothing."""
+    program = links.place / "table.py"
+    program.write_text(
+        "import time\n"
+        "with open('table', 'w+') as file:\n"
+        "    for i in range(100, 140):\n"
+        "        file.seek(0); file.write(str(i)); file.flush(); time.sleep(0.05)\n"
+        "        file.seek(0); assert file.read() == str(i)\n"
+    )
+    command = [sys.executable, program.name]
+    assert EXIT_SAVED == links.run(command, notice=True)
+    (links.place / "table").write_text("???")
+    assert EXIT_COMPLETE == links.run(command)
+    assert "139" == (links.place / "table").read_text()
+
+
+def test_nothing_of_it_stays_in_the_temporary_directory(
+    links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    links.run(write_program(links.place, "c", 3))
+    assert [] == list((tmp_path / "tmp").iterdir())
