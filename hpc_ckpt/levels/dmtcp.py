@@ -36,7 +36,6 @@ from .binaries import deaf_to_preload, executables, find, launcher_in
 from .dmtcp_coordinator import Coordinator
 from .dmtcp_tool import (
     ASSERTED,
-    ENV_FILE,
     DmtcpTool,
     NoTool,
     clean,
@@ -44,6 +43,7 @@ from .dmtcp_tool import (
     find_tool,
     fresh_names,
 )
+from .dmtcp_window import Window
 from .footprint import image_bytes, living, missing_features, processor_features
 from .program import Program
 
@@ -67,6 +67,20 @@ _CRASHES = tuple(
 )
 _MAGIC = (b"DMTCP_CHECKPOINT_IMAGE", b"\x1f\x8b")
 _IMAGES = "images"
+_RESTORER = "mtcp_restart"
+"""The executable of every process that was restarted; itself static."""
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What one launch or restart has around it."""
+
+    coordinator: Coordinator
+    window: Window
+
+    def close(self) -> None:
+        self.coordinator.close()
+        self.window.close()
 
 
 @dataclass
@@ -90,7 +104,7 @@ class Dmtcp:
         self._profile = tool
         self.lead_s = LEAD_S
         self._tool: DmtcpTool | None = None
-        self._coordinators: list[Coordinator] = []
+        self._attempt: _Attempt | None = None
         self._own_scratch: tempfile.TemporaryDirectory[str] | None = None
         self._base = 0
         self._began = 0.0
@@ -116,12 +130,14 @@ class Dmtcp:
     # ── start and restart ─────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:
         try:
-            coordinator = self._coordinator(work)
+            tool = self._found(work)
+            attempt = self._begin(work, Window())
         except (ResumeFailed, NoTool) as error:
             raise StartFailed(str(error)) from error
         self._base = 0
-        argv = self._found(work).launch(
-            coordinator.port, coordinator.images, coordinator.temporary, work.argv
+        coordinator = attempt.coordinator
+        argv = tool.launch(
+            coordinator.port, attempt.window.images, coordinator.temporary, work.argv
         )
         return self._start(work, argv)
 
@@ -134,46 +150,54 @@ class Dmtcp:
             raise ResumeFailed(str(error)) from error
         if facts.get("dmtcp") != tool.version:
             log.warning("saved by DMTCP %s, this is %s", facts.get("dmtcp"), tool.version)
-        coordinator = self._coordinator(work)
-        # DMTCP goes on writing where it has read: a directory of links keeps it off the restart.
-        for path in sorted(restart.iterdir()):
-            (coordinator.images / path.name).symlink_to(path)
-        text = env_file_text(work.environ, facts.get("environment", ()))
-        env_file = coordinator.temporary / "dmtcp_env.txt"
-        env_file.write_text(text, encoding="utf-8")
+        self._drop()
+        attempt = self._begin(work, Window(str(facts.get("window"))))
+        variables = env_file_text(work.environ, facts.get("environment", ()))
+        attempt.window.show(sorted(restart.iterdir()), variables)
         self._base = int(facts.get("step", 0))
         self.lead_s = max(LEAD_LEAST_S, 2 * float(facts.get("seconds", LEAD_S)))
-        links = [coordinator.images / path.name for path in images]
-        argv = tool.restart(coordinator.port, coordinator.temporary, links)
-        return self._start(work, argv, {ENV_FILE: str(env_file)})
+        links = [attempt.window.images / path.name for path in images]
+        coordinator = attempt.coordinator
+        return self._start(work, tool.restart(coordinator.port, coordinator.temporary, links))
 
-    def _start(self, work: Work, argv: list[str], more: Mapping[str, str] | None = None) -> Start:
+    def _start(self, work: Work, argv: list[str]) -> Start:
         """DMTCP does not bring the working directory back: it is where dmtcp_restart runs."""
         self._began = time.monotonic()
         self._fresh = fresh_names(work.environ)
-        environ = {**clean(work.environ), **(more or {})}
-        return Start(argv=tuple(argv), cwd=work.cwd, environ=environ)
+        return Start(argv=tuple(argv), cwd=work.cwd, environ=clean(work.environ))
 
     def _found(self, work: Work) -> DmtcpTool:
         if self._tool is None:
             self._tool = find_tool(self._profile, work.environ)
         return self._tool
 
-    def _coordinator(self, work: Work) -> Coordinator:
-        for old in self._coordinators:
-            old.close()  # of a restart that did not work
+    def _begin(self, work: Work, window: Window) -> _Attempt:
+        self._drop()  # that of a restart that did not work
         scratch = work.scratch
         if scratch is None:
             self._own_scratch = self._own_scratch or tempfile.TemporaryDirectory(prefix="hpc-ckpt-")
             scratch = Path(self._own_scratch.name)
         place = scratch / f"dmtcp-{fsio.unique_suffix()}"
-        found = Coordinator(self._found(work), place, work.environ)
-        self._coordinators = [found]
-        return found
+        try:
+            coordinator = Coordinator(self._found(work), place, work.environ)
+        except BaseException:
+            window.close()
+            raise
+        self._attempt = _Attempt(coordinator, window)
+        return self._attempt
+
+    def _drop(self) -> None:
+        if self._attempt is not None:
+            self._attempt.close()
+
+    def _now(self) -> _Attempt:
+        if self._attempt is None:
+            raise NothingNew("nothing was started")
+        return self._attempt
 
     def resumed(self, program: Program, until: float) -> None:
         """A damaged image can make mtcp_restart spin for ever: only a running peer counts."""
-        coordinator = self._coordinators[-1]
+        coordinator = self._now().coordinator
         while True:
             code = program.poll()
             if code is not None:
@@ -197,21 +221,26 @@ class Dmtcp:
         self._check_space(pids, into)
         place = into / _IMAGES
         place.mkdir(parents=True, exist_ok=True)
-        coordinator = self._coordinators[-1]
-        coordinator.point(place)
+        attempt = self._now()
+        attempt.window.point(place)
         step = self._base + math.ceil(program.processor_s())
-        self._save = _Save(coordinator.checkpoint(), place, step, len(pids), began)
+        self._save = _Save(attempt.coordinator.checkpoint(), place, step, len(pids), began)
 
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
         save, self._save = self._save, None
         if save is None:
             raise NothingNew("no save was asked for")
-        self._until_over(save, program, moment)
+        window = self._now().window
+        try:
+            self._until_over(save, program, moment)
+        finally:
+            window.rest()
         names = _move_up(save.place, into)
         if moment.last:
             program.end()  # what it would still do is done again after the restart
         facts = {
             "step": save.step,
+            "window": str(window.place),
             "images": names,
             "dmtcp": None if self._tool is None else self._tool.version,
             "processor": processor_features(),
@@ -229,7 +258,7 @@ class Dmtcp:
             if not busy or program.poll() is not None:
                 break
             time.sleep(LOOK_EVERY_S)
-            save.command = self._coordinators[-1].checkpoint()
+            save.command = self._now().coordinator.checkpoint()
         text = said.decode(errors="replace").strip().partition("\n")[0]
         ended = program.wait(time.monotonic() + DEATH_S)
         if ended is not None and ended >= 0 and ended != ASSERTED:
@@ -248,12 +277,14 @@ class Dmtcp:
 
     def _all_under_control(self, program: Program, moment: Moment) -> list[int]:
         """A process that DMTCP does not know would be missing after a restart, silently."""
-        coordinator = self._coordinators[-1]
+        coordinator = self._now().coordinator
         until = min(time.monotonic() + STRANGER_S, moment.until)
         while True:
             pids = living(program.tree())
             clients = coordinator.clients()
-            strangers = {pid: name for pid, name in pids.items() if pid not in clients}
+            strangers = {
+                pid: name for pid, name in pids.items() if pid not in clients or _is_deaf(pid)
+            }
             if not strangers:
                 return list(pids)
             if time.monotonic() >= until:
@@ -262,7 +293,7 @@ class Dmtcp:
         if program.poll() is not None:
             raise NothingNew("the program has ended")
         if not coordinator.alive():
-            raise SaveFailed("its coordinator is gone: the program does not run under DMTCP")
+            raise SaveFailed("its coordinator is gone: it does not run under DMTCP")
         named = ", ".join(f"{name} ({pid})" for pid, name in sorted(strangers.items()))
         raise SaveFailed(f"not under DMTCP (statically linked, or setuid?): {named}")
 
@@ -275,7 +306,8 @@ class Dmtcp:
 
     # ── after ─────────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
-        if code == 0 and self._coordinators and self._coordinators[-1].was_told_to_kill():
+        attempt = self._attempt
+        if code == 0 and attempt is not None and attempt.coordinator.was_told_to_kill():
             log.warning("exit code 0 means nothing: somebody has told the coordinator to kill it")
             return False
         return None
@@ -292,8 +324,7 @@ class Dmtcp:
         return self._base + math.ceil(program.processor_s())
 
     def close(self) -> None:
-        for coordinator in self._coordinators:
-            coordinator.close()
+        self._drop()
         if self._own_scratch is not None:
             self._own_scratch.cleanup()
             self._own_scratch = None
@@ -301,6 +332,15 @@ class Dmtcp:
 
 def _said(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"code {code}"
+
+
+def _is_deaf(pid: int) -> bool:
+    """A static program keeps the connection of the shell that became it, and never answers."""
+    try:
+        path = Path(f"/proc/{pid}/exe").readlink()
+    except OSError:
+        return False
+    return path.name != _RESTORER and deaf_to_preload(path) is not None
 
 
 def _check_images(images: list[Path], facts: Mapping[str, Any]) -> None:

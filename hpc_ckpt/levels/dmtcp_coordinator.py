@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Mapping
@@ -33,16 +32,13 @@ class Status:
 
 
 class Coordinator:
-    """Its directory holds the port file, its log, the path DMTCP writes images to, and no more
-    than this attempt needs."""
+    """Its directory holds the port file, its log, and nothing that another attempt needs."""
 
     def __init__(self, tool: DmtcpTool, place: Path, environ: Mapping[str, str]) -> None:
         """Raises ResumeFailed where it does not come up."""
         self._tool = tool
         self._environ = clean(environ)
         place.mkdir(parents=True)
-        self.images = place.resolve() / "images"
-        self.images.mkdir()
         self.temporary = place / "tmp"
         self.temporary.mkdir()
         scripts = place / "scripts"
@@ -111,15 +107,6 @@ class Coordinator:
         return _CONNECTED.search(self.log()) is not None
 
     # ── orders ────────────────────────────────────────────────────────────────────────────
-    def point(self, target: Path) -> None:
-        """The next images go there. DMTCP keeps the path it was started with: what lies at that
-        path is changed, not the path."""
-        if self.images.is_symlink():
-            self.images.unlink()
-        else:
-            shutil.rmtree(self.images)
-        self.images.symlink_to(target)
-
     def checkpoint(self) -> subprocess.Popen[bytes]:
         """Blocks until all images are there under their names, or the program is dead."""
         return subprocess.Popen(

@@ -19,7 +19,6 @@ OLDEST = (2, 6)
 ASSERTED = 99
 """Exit code of every failed assertion in DMTCP's programs, and in a program under them."""
 HOST = "127.0.0.1"
-ENV_FILE = "DMTCP_ENV_FILE"
 _LAUNCH = "dmtcp_launch"
 _PROGRAMS = (_LAUNCH, "dmtcp_restart", "dmtcp_command", "dmtcp_coordinator", "mtcp_restart")
 _VERSION = re.compile(r"\(DMTCP\)\s+((\d+)\.(\d+)[\w.+-]*)")
