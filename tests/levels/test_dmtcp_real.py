@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from dmtcp_case import Lone
 
+from hpc_ckpt import resources
 from hpc_ckpt.levels.base import NothingNew, ResumeFailed, SaveFailed
 from hpc_ckpt.levels.dmtcp import Dmtcp
 from hpc_ckpt.levels.dmtcp_tool import find_tool
@@ -398,36 +399,34 @@ NUMPY = """
 import numpy as np
 rng = np.random.default_rng(3)
 a = rng.random((300, 300)); b = np.eye(300)
-for n in range(1500):
+for n in range(600):
     b = b @ a; b /= np.abs(b).max()
 print(repr(float(b.sum())), file=open("result", "w"))
 """
 LOOP = """
 value = 1
-for n in range(40_000_000):
+for n in range(20_000_000):
     value = (value * 31 + n) % 1000003
 print(value, file=open("result", "w"))
 """
-SHELL = (
-    "v=1; for ((n=0; n<1500000; n++)); do v=$(( (v * 31 + n) % 1000003 )); done; echo $v >result"
-)
+SHELL = "v=1; for ((n=0; n<700000; n++)); do v=$(( (v * 31 + n) % 1000003 )); done; echo $v >result"
 
 
-def chain(place: Path, command: list[str], **more: str) -> dict[str, str]:
+def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, str]:
     """Runs a local chain to its end; the level of each link."""
     spec = {
         "name": "x",
         "command": command,
         "root": "run",
         "level": "auto",
-        "chain": {"link_time": "5s", "max_links": 20},
+        "chain": {"link_time": link_time, "max_links": 20},
         "checkpoint": {"policy": "every 2 s"},
     }
     (place / "spec.yaml").write_text(json.dumps(spec))
     done = subprocess.run(
         [sys.executable, "-m", "hpc_ckpt.cli", "run", "spec.yaml"],
         cwd=place,
-        env={**os.environ, "OMP_NUM_THREADS": "2", **more},
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -442,7 +441,7 @@ def chain(place: Path, command: list[str], **more: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(["{programs}/count", "400", "0"], id="c"),
+        pytest.param(["{programs}/count", "250", "0"], id="c"),
         pytest.param(["bash", "-c", SHELL], id="bash"),
         pytest.param([PYTHON, "-c", LOOP], id="python"),
         pytest.param([sys.executable, "-c", NUMPY], id="numpy"),
@@ -468,9 +467,39 @@ def test_what_dmtcp_cannot_save_goes_to_the_next_level_in_a_chain(
     tmp_path: Path, programs: Path
 ) -> None:
     """A static program behind a variable: found out at the first save."""
-    command = ["bash", "-c", f"name={programs}/static; $name 180 0 && mv end.txt done.txt"]
-    levels = chain(tmp_path, command)
+    command = ["bash", "-c", f"name={programs}/static; $name 280 0 && mv end.txt done.txt"]
+    levels = chain(tmp_path, command, link_time="10s")
     assert "dmtcp" == levels["1"]
     record = json.loads((tmp_path / "run/control/levels.json").read_text())
     assert "not under DMTCP" in record["failed"]["dmtcp"]
     assert "dmtcp" not in [levels[key] for key in levels if key != "1"]
+
+
+# ── the script for one's own jobs ─────────────────────────────────────────────────────────
+def test_the_script_goes_on_falls_back_and_is_done_once(tmp_path: Path, programs: Path) -> None:
+    script = resources.find("templates/dmtcp.sh")
+    environ = {**os.environ, "CKPT_DIR": "ck", "INTERVAL": "600"}
+
+    def job(lines: int | None) -> tuple[int, str]:
+        argv = ["bash", str(script), str(programs / "count"), "120", "0"]
+        child = subprocess.Popen(argv, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True)
+        counted = tmp_path / "count.txt"
+        while lines is not None and child.poll() is None:
+            if counted.exists() and len(counted.read_text().splitlines()) >= lines:
+                child.send_signal(signal.SIGUSR1)
+                break
+            time.sleep(0.05)
+        said = child.communicate(timeout=60)[1]
+        return child.returncode, said
+
+    assert 75 == job(20)[0]
+    assert 75 == job(60)[0]
+    newest = tmp_path / "ck" / (tmp_path / "ck/newest").read_text().strip()
+    image = next(newest.glob("*.dmtcp"))
+    os.truncate(image, image.stat().st_size // 2)
+    code, said = job(None)
+    assert (0, True) == (code, "is damaged" in said), said
+    lines = (tmp_path / "count.txt").read_text().splitlines()
+    assert [str(n) for n in range(120)] == [line.split()[0] for line in lines]
+    before = (tmp_path / "end.txt").stat().st_mtime_ns
+    assert (0, True) == (job(None)[0], before == (tmp_path / "end.txt").stat().st_mtime_ns)
