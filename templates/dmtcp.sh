@@ -62,6 +62,11 @@ else
 fi
 program=$!
 
+written() {
+    [ -z "$(find "$images" -maxdepth 1 -name '*.temp')" ] &&
+        [ -n "$(find "$images" -maxdepth 1 -name '*.dmtcp')" ] &&
+        dmtcp_command -h 127.0.0.1 -p "$port" -s | grep -q RUNNING=yes
+}
 checkpoint() {
     local next=1 need free
     [ "$(cat "$home/newest" 2>/dev/null)" = 1 ] && next=2
@@ -71,7 +76,12 @@ checkpoint() {
     free=$(df --output=avail "$home" | tail -n 1)
     [ "$need" -gt 0 ] || { say "not saved: nothing runs under DMTCP"; return 1; }
     [ "$free" -gt "$need" ] || { say "not saved: $need KiB are needed, $free are free"; return 1; }
+    find "$images" -maxdepth 1 -type l -delete
     dmtcp_command -h 127.0.0.1 -p "$port" -bc || return 1
+    until written; do # release 4.1 answers before the images are there
+        kill -0 "$program" 2>/dev/null || return 1
+        sleep 0.2
+    done
     rm -rf "${home:?}/$next" && mkdir "$home/$next" && mv "$images"/* "$home/$next" || return 1
     (cd "$home/$next" && find . -type f ! -name SHA256 -exec sha256sum {} + >SHA256) || return 1
     sync -f "$home" && cp "$home/newest" "$home/older" 2>/dev/null

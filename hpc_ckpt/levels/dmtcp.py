@@ -233,6 +233,7 @@ class Dmtcp:
         window = self._now().window
         try:
             self._until_over(save, program, moment)
+            self._until_written(save, program, moment)
         finally:
             window.rest()
         names = _move_up(save.place, into)
@@ -261,10 +262,25 @@ class Dmtcp:
             save.command = self._now().coordinator.checkpoint()
         text = said.decode(errors="replace").strip().partition("\n")[0]
         ended = program.wait(time.monotonic() + DEATH_S)
-        if ended is not None and ended >= 0 and ended != ASSERTED:
-            raise NothingNew(f"the program ended with code {ended} before it could be saved")
+        _check_end(ended)
         fate = "the program goes on" if ended is None else f"the program died ({_said(ended)})"
         raise SaveFailed(f"dmtcp_command -bc: {text or _said(code)}; {fate}")
+
+    def _until_written(self, save: _Save, program: Program, moment: Moment) -> None:
+        """Release 4.1 answers before the images are there."""
+        coordinator = self._now().coordinator
+        while True:
+            names = _images_in(save.place)
+            status = coordinator.status() if names else None
+            if status is not None and status.running:
+                return
+            code = program.poll()
+            if code is not None:
+                _check_end(code)
+                raise SaveFailed(f"the program died ({_said(code)}) before its images were there")
+            if time.monotonic() >= moment.until:
+                raise SaveFailed("dmtcp_command -bc: code 0, but the images were not there in time")
+            time.sleep(LOOK_EVERY_S)
 
     def _answer(self, command: subprocess.Popen[bytes], until: float) -> tuple[int, bytes]:
         try:
@@ -334,6 +350,12 @@ def _said(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"code {code}"
 
 
+def _check_end(code: int | None) -> None:
+    """Raises NothingNew where a program has ended in a way of its own."""
+    if code is not None and code >= 0 and code != ASSERTED:
+        raise NothingNew(f"the program ended with code {code} before it could be saved")
+
+
 def _is_deaf(pid: int) -> bool:
     """A static program keeps the connection of the shell that became it, and never answers."""
     try:
@@ -359,12 +381,17 @@ def _check_images(images: list[Path], facts: Mapping[str, Any]) -> None:
         )
 
 
+def _images_in(place: Path) -> list[str]:
+    """Their names, once all are whole."""
+    found = sorted(path.name for path in place.iterdir())
+    if any(name.endswith(".temp") for name in found):
+        return []
+    return [name for name in found if name.endswith(".dmtcp")]
+
+
 def _move_up(place: Path, into: Path) -> list[str]:
     """The names of the images; litter of DMTCP, and what it writes late, stays behind."""
-    names = sorted(path.name for path in place.glob("*.dmtcp"))
-    litter = sorted(path.name for path in place.glob("*.temp"))
-    if not names or litter:
-        raise SaveFailed(f"dmtcp_command -bc: code 0, but there are {names or litter}")
+    names = _images_in(place)
     for path in sorted(place.iterdir()):
         path.rename(into / path.name)
     place.rmdir()
