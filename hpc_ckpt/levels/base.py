@@ -79,6 +79,10 @@ class NothingNew(HpcCkptError):
     """There is nothing that the last restart does not have; nothing is wrong."""
 
 
+class StartFailed(HpcCkptError):
+    """The level cannot start the program here; the next one may."""
+
+
 class ResumeFailed(HpcCkptError):
     """This restart cannot be gone on from; an older one may."""
 
@@ -97,7 +101,8 @@ class Level(Protocol):
     def probe(self, work: Work) -> str | None:
         """Why it cannot be used here for this; None: it can. Starts nothing that lasts."""
 
-    def first(self, work: Work) -> Start: ...
+    def first(self, work: Work) -> Start:
+        """Raises StartFailed."""
 
     def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
         """Put the files of a restart, all verified, where the program looks for them."""

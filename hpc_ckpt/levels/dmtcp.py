@@ -1,52 +1,398 @@
-"""System level: DMTCP."""
+"""System level: DMTCP. A process tree is written into images and brought back from them.
+
+No root is needed; every program of the tree must be dynamically linked. What DMTCP does badly
+is done around it: it checks no image (restarts.py does), a checkpoint that fails kills the
+program (space is looked at before), and exit code 0 may also mean that it was told to quit.
+"""
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import logging
+import math
+import signal
+import subprocess
+import tempfile
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, Start, Work
+from .. import fsio
+from ..preflight import check_storage
+from .base import (
+    Kind,
+    Moment,
+    NothingNew,
+    ResumeFailed,
+    Saved,
+    SaveFailed,
+    Start,
+    StartFailed,
+    Work,
+)
+from .binaries import deaf_to_preload, executables, find, launcher_in
+from .dmtcp_coordinator import Coordinator
+from .dmtcp_tool import (
+    ASSERTED,
+    DmtcpTool,
+    NoTool,
+    clean,
+    env_file_text,
+    find_tool,
+    fresh_names,
+)
+from .dmtcp_window import Window
+from .footprint import image_bytes, living, missing_features, processor_features
 from .program import Program
+
+log = logging.getLogger("hpc_ckpt.steward")
+
+LEAD_S = 30.0
+LEAD_LEAST_S = 2.0
+EARLY_S = 30.0
+"""A crash this soon after a launch is more likely DMTCP's than the program's."""
+BUSY_S = 10.0
+"""As long "not in running state" is asked again: a process may just be starting."""
+STRANGER_S = 1.5
+"""A process belongs to DMTCP only some moments after its fork."""
+DEATH_S = 3.0
+LOOK_EVERY_S = 0.1
+SPACE_FACTOR = 1.1
+_BUSY = b"not in running state"
+_CRASHES = tuple(
+    -number
+    for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSYS)
+)
+_MAGIC = (b"DMTCP_CHECKPOINT_IMAGE", b"\x1f\x8b")
+_IMAGES = "images"
+_RESTORER = "mtcp_restart"
+"""The executable of every process that was restarted; itself static."""
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What one launch or restart has around it."""
+
+    coordinator: Coordinator
+    window: Window
+
+    def close(self) -> None:
+        self.coordinator.close()
+        self.window.close()
+
+
+@dataclass
+class _Save:
+    """A save under way."""
+
+    command: subprocess.Popen[bytes]
+    place: Path
+    step: int
+    images: int
+    began: float
 
 
 class Dmtcp:
-    """In the making."""
+    """One coordinator for each attempt; images go straight into the restart being made."""
 
     name = "dmtcp"
     kind = Kind.SYSTEM
-    lead_s = 30.0
 
     def __init__(self, tool: Mapping[str, Any] | None = None) -> None:
-        self._tool = tool
+        self._profile = tool
+        self.lead_s = LEAD_S
+        self._tool: DmtcpTool | None = None
+        self._attempt: _Attempt | None = None
+        self._own_scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._base = 0
+        self._began = 0.0
+        self._fresh: list[str] = []
+        self._save: _Save | None = None
 
+    # ── before ────────────────────────────────────────────────────────────────────────────
     def probe(self, work: Work) -> str | None:
-        return "not available in this version"
+        try:
+            self._tool = find_tool(self._profile, work.environ)
+        except NoTool as error:
+            return str(error)
+        if work.gpus:
+            return "GPUs are asked for, and DMTCP does not save what is on them"
+        launcher = launcher_in(work.argv)
+        if launcher is not None:
+            return f"{launcher} starts processes elsewhere; see docs/guides/dmtcp.md for MPI"
+        if find(work.argv[0], work.cwd, work.environ) is None:
+            return f"{work.argv[0]}: no such program here"
+        found = executables(work.argv, work.cwd, work.environ)
+        return next(filter(None, map(deaf_to_preload, found)), None)
 
+    # ── start and restart ─────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:
-        return Start(argv=work.argv, cwd=work.cwd, environ=work.environ)
+        try:
+            tool = self._found(work)
+            attempt = self._begin(work, Window())
+        except (ResumeFailed, NoTool) as error:
+            raise StartFailed(str(error)) from error
+        self._base = 0
+        coordinator = attempt.coordinator
+        argv = tool.launch(
+            coordinator.port, attempt.window.images, coordinator.temporary, work.argv
+        )
+        return self._start(work, argv)
 
     def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
-        raise ResumeFailed("there is nothing to go on from")
+        images = sorted(restart.glob("*.dmtcp"))
+        _check_images(images, facts)
+        try:
+            tool = self._found(work)
+        except NoTool as error:
+            raise ResumeFailed(str(error)) from error
+        if facts.get("dmtcp") != tool.version:
+            log.warning("saved by DMTCP %s, this is %s", facts.get("dmtcp"), tool.version)
+        self._drop()
+        attempt = self._begin(work, Window(str(facts.get("window"))))
+        variables = env_file_text(work.environ, facts.get("environment", ()))
+        attempt.window.show(sorted(restart.iterdir()), variables)
+        self._base = int(facts.get("step", 0))
+        self.lead_s = max(LEAD_LEAST_S, 2 * float(facts.get("seconds", LEAD_S)))
+        links = [attempt.window.images / path.name for path in images]
+        coordinator = attempt.coordinator
+        return self._start(work, tool.restart(coordinator.port, coordinator.temporary, links))
+
+    def _start(self, work: Work, argv: list[str]) -> Start:
+        """DMTCP does not bring the working directory back: it is where dmtcp_restart runs."""
+        self._began = time.monotonic()
+        self._fresh = fresh_names(work.environ)
+        return Start(argv=tuple(argv), cwd=work.cwd, environ=clean(work.environ))
+
+    def _found(self, work: Work) -> DmtcpTool:
+        if self._tool is None:
+            self._tool = find_tool(self._profile, work.environ)
+        return self._tool
+
+    def _begin(self, work: Work, window: Window) -> _Attempt:
+        self._drop()  # that of a restart that did not work
+        scratch = work.scratch
+        if scratch is None:
+            self._own_scratch = self._own_scratch or tempfile.TemporaryDirectory(prefix="hpc-ckpt-")
+            scratch = Path(self._own_scratch.name)
+        place = scratch / f"dmtcp-{fsio.unique_suffix()}"
+        try:
+            coordinator = Coordinator(self._found(work), place, work.environ)
+        except BaseException:
+            window.close()
+            raise
+        self._attempt = _Attempt(coordinator, window)
+        return self._attempt
+
+    def _drop(self) -> None:
+        if self._attempt is not None:
+            self._attempt.close()
+
+    def _now(self) -> _Attempt:
+        if self._attempt is None:
+            raise NothingNew("nothing was started")
+        return self._attempt
 
     def resumed(self, program: Program, until: float) -> None:
-        return
+        """A damaged image can make mtcp_restart spin for ever: only a running peer counts."""
+        coordinator = self._now().coordinator
+        while True:
+            code = program.poll()
+            if code is not None:
+                if code < 0 or code in (1, ASSERTED) or not coordinator.has_seen_a_client():
+                    raise ResumeFailed(f"dmtcp_restart ended with {_said(code)}")
+                return  # it had little left to do
+            status = coordinator.status()
+            if status is not None and status.running and status.peers > 0:
+                return
+            if time.monotonic() >= until:
+                waited = time.monotonic() - self._began
+                raise ResumeFailed(f"no process of it runs after {waited:.0f} s")
+            time.sleep(LOOK_EVERY_S)
 
+    # ── saves ─────────────────────────────────────────────────────────────────────────────
     def ask(self, program: Program, into: Path, moment: Moment) -> None:
-        raise NothingNew("not available in this version")
+        began = time.monotonic()
+        if program.poll() is not None:
+            raise NothingNew("the program has ended")
+        pids = self._all_under_control(program, moment)
+        self._check_space(pids, into)
+        place = into / _IMAGES
+        place.mkdir(parents=True, exist_ok=True)
+        attempt = self._now()
+        attempt.window.point(place)
+        step = self._base + math.ceil(program.processor_s())
+        self._save = _Save(attempt.coordinator.checkpoint(), place, step, len(pids), began)
 
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
-        raise NothingNew("not available in this version")
+        save, self._save = self._save, None
+        if save is None:
+            raise NothingNew("no save was asked for")
+        window = self._now().window
+        try:
+            self._until_over(save, program, moment)
+            self._until_written(save, program, moment)
+        finally:
+            window.rest()
+        names = _move_up(save.place, into)
+        if moment.last:
+            program.end()  # what it would still do is done again after the restart
+        facts = {
+            "step": save.step,
+            "window": str(window.place),
+            "images": names,
+            "dmtcp": None if self._tool is None else self._tool.version,
+            "processor": processor_features(),
+            "environment": self._fresh,
+            "seconds": round(time.monotonic() - save.began, 3),
+        }
+        return Saved(step=save.step, facts=facts)
 
+    def _until_over(self, save: _Save, program: Program, moment: Moment) -> None:
+        while True:
+            code, said = self._answer(save.command, moment.until)
+            if code == 0:
+                return
+            busy = _BUSY in said and time.monotonic() < min(moment.until, save.began + BUSY_S)
+            if not busy or program.poll() is not None:
+                break
+            time.sleep(LOOK_EVERY_S)
+            save.command = self._now().coordinator.checkpoint()
+        text = said.decode(errors="replace").strip().partition("\n")[0]
+        ended = program.wait(time.monotonic() + DEATH_S)
+        _check_end(ended)
+        fate = "the program goes on" if ended is None else f"the program died ({_said(ended)})"
+        raise SaveFailed(f"dmtcp_command -bc: {text or _said(code)}; {fate}")
+
+    def _until_written(self, save: _Save, program: Program, moment: Moment) -> None:
+        """Release 4.1 answers before the images are there."""
+        coordinator = self._now().coordinator
+        while True:
+            names = _images_in(save.place)
+            status = coordinator.status() if names else None
+            if status is not None and status.running:
+                return
+            code = program.poll()
+            if code is not None:
+                _check_end(code)
+                raise SaveFailed(f"the program died ({_said(code)}) before its images were there")
+            if time.monotonic() >= moment.until:
+                raise SaveFailed("dmtcp_command -bc: code 0, but the images were not there in time")
+            time.sleep(LOOK_EVERY_S)
+
+    def _answer(self, command: subprocess.Popen[bytes], until: float) -> tuple[int, bytes]:
+        try:
+            _, said = command.communicate(timeout=max(until - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            command.kill()
+            command.communicate()
+            return -int(signal.SIGKILL), b"the checkpoint was not over in time"
+        return command.returncode, said
+
+    def _all_under_control(self, program: Program, moment: Moment) -> list[int]:
+        """A process that DMTCP does not know would be missing after a restart, silently."""
+        coordinator = self._now().coordinator
+        until = min(time.monotonic() + STRANGER_S, moment.until)
+        while True:
+            pids = living(program.tree())
+            clients = coordinator.clients()
+            strangers = {
+                pid: name for pid, name in pids.items() if pid not in clients or _is_deaf(pid)
+            }
+            if not strangers:
+                return list(pids)
+            if time.monotonic() >= until:
+                break
+            time.sleep(LOOK_EVERY_S)
+        if program.poll() is not None:
+            raise NothingNew("the program has ended")
+        if not coordinator.alive():
+            raise SaveFailed("its coordinator is gone: it does not run under DMTCP")
+        named = ", ".join(f"{name} ({pid})" for pid, name in sorted(strangers.items()))
+        raise SaveFailed(f"not under DMTCP (statically linked, or setuid?): {named}")
+
+    def _check_space(self, pids: list[int], into: Path) -> None:
+        """For want of space DMTCP would kill the program."""
+        need = int(SPACE_FACTOR * sum(map(image_bytes, pids)))
+        problem = check_storage(into, need, 2 * len(pids) + 2)
+        if problem is not None:
+            raise SaveFailed(problem)
+
+    # ── after ─────────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
+        attempt = self._attempt
+        if code == 0 and attempt is not None and attempt.coordinator.was_told_to_kill():
+            log.warning("exit code 0 means nothing: somebody has told the coordinator to kill it")
+            return False
         return None
 
     def own_failure(self, code: int) -> str | None:
+        if code == ASSERTED:
+            return "an assertion of DMTCP failed (code 99), its message is in the log"
+        early = time.monotonic() < self._began + EARLY_S
+        if early and code in _CRASHES and self._base == 0:
+            return f"the program crashed under it soon after its launch ({_said(code)})"
         return None
 
     def progress(self, program: Program) -> int | None:
-        return None
+        return self._base + math.ceil(program.processor_s())
 
     def close(self) -> None:
-        return
+        self._drop()
+        if self._own_scratch is not None:
+            self._own_scratch.cleanup()
+            self._own_scratch = None
+
+
+def _said(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"code {code}"
+
+
+def _check_end(code: int | None) -> None:
+    """Raises NothingNew where a program has ended in a way of its own."""
+    if code is not None and code >= 0 and code != ASSERTED:
+        raise NothingNew(f"the program ended with code {code} before it could be saved")
+
+
+def _is_deaf(pid: int) -> bool:
+    """A static program keeps the connection of the shell that became it, and never answers."""
+    try:
+        path = Path(f"/proc/{pid}/exe").readlink()
+    except OSError:
+        return False
+    return path.name != _RESTORER and deaf_to_preload(path) is not None
+
+
+def _check_images(images: list[Path], facts: Mapping[str, Any]) -> None:
+    expected = facts.get("images")
+    if not images or (expected is not None and [p.name for p in images] != sorted(expected)):
+        raise ResumeFailed(f"images {[p.name for p in images]}, expected {expected}")
+    for path in images:
+        with path.open("rb") as stream:
+            if not stream.read(64).startswith(_MAGIC):
+                raise ResumeFailed(f"{path.name} is not an image of DMTCP")
+    missing = missing_features(facts.get("processor", ()))
+    if missing:
+        raise ResumeFailed(
+            f"the program began on a processor with {', '.join(missing)}, which this node has "
+            "not; keep the chain on nodes of one kind (a Slurm --constraint)"
+        )
+
+
+def _images_in(place: Path) -> list[str]:
+    """Their names, once all are whole."""
+    found = sorted(path.name for path in place.iterdir())
+    if any(name.endswith(".temp") for name in found):
+        return []
+    return [name for name in found if name.endswith(".dmtcp")]
+
+
+def _move_up(place: Path, into: Path) -> list[str]:
+    """The names of the images; litter of DMTCP, and what it writes late, stays behind."""
+    names = _images_in(place)
+    for path in sorted(place.iterdir()):
+        path.rename(into / path.name)
+    place.rmdir()
+    return names

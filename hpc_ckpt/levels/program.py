@@ -106,19 +106,6 @@ def memory_of(pids: Collection[int]) -> int:
     return sum(page * int(fields[21]) for pid, fields in _processes() if pid in pids)
 
 
-def tree_of(root: int) -> list[int]:
-    """A process and its descendants."""
-    children: dict[int, list[int]] = {}
-    for pid, fields in _processes():
-        children.setdefault(int(fields[1]), []).append(pid)
-    found, pending = [], [root]
-    while pending:
-        pid = pending.pop()
-        found.append(pid)
-        pending += children.get(pid, [])
-    return found
-
-
 def _processes() -> Iterator[tuple[int, list[str]]]:
     """Every process with the fields of its stat file from the state on."""
     for path in Path("/proc").iterdir():

@@ -37,7 +37,7 @@ from ..rundir import (
     write_outcome,
 )
 from ..settings import Settings, margin, resolve
-from .base import Level, Moment, NothingNew, ResumeFailed, SaveFailed, Start, Work
+from .base import Level, Moment, NothingNew, ResumeFailed, SaveFailed, Start, StartFailed, Work
 from .program import Program
 from .record import Trials
 from .relay import Relay
@@ -46,11 +46,15 @@ from .restarts import Restart, Restarts
 log = logging.getLogger("hpc_ckpt.steward")
 
 TICK_S = 0.25
+LEAD_SHARE = 0.4
+"""Of a link, for its last save: one shorter than a guess would otherwise do no work at all."""
 SAVE_FACTOR = 1.5
 """The next save may be slower than any yet seen."""
 INTERVAL_S = 600.0
 RESUME_S = 120.0
-"""A program that is not back after this long will not come back."""
+"""A program that is not back after this long will not come back; longer for large restarts."""
+SLOW_READ = 50 * 1024**2
+"""Bytes a second of a file system that is still worth waiting for."""
 UNKNOWN_END_S = 60.0
 """For a last save after a notice where no end is known."""
 _OWN = (wall.ENV_ROOT, wall.ENV_GENERATION, wall.ENV_OUTCOME, wall.ENV_SETTINGS, wall.ENV_BACKEND)
@@ -101,7 +105,7 @@ class Steward:
                 continue
             try:
                 return self._with(level)
-            except LevelFailed as failure:
+            except (LevelFailed, StartFailed) as failure:
                 self._trials.fail(level.name, str(failure))
             except ResumeFailed as failure:
                 return self._leave(Result.FAILED, self._step(), str(failure))
@@ -161,7 +165,7 @@ class Steward:
         log.info("goes on from %s", restart.key.directory_name)
         program = self._start(level.resume(self._work, restart.path, restart.facts))
         try:
-            level.resumed(program, time.monotonic() + RESUME_S)
+            level.resumed(program, time.monotonic() + RESUME_S + restart.size / SLOW_READ)
         except BaseException:
             program.end()
             raise
@@ -202,7 +206,8 @@ class Steward:
         end = self._place.deadline(generation)
         if end is None:
             return None
-        needed = self._lead(level) + margin(end - self._entered)
+        link_s = end - self._entered
+        needed = min(self._lead(level), LEAD_SHARE * link_s) + margin(link_s)
         left = end - time.time()
         return f"deadline: {left:.1f} s left" if left <= needed else None
 

@@ -1,0 +1,92 @@
+"""A program under the DMTCP level without a steward around it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_ckpt.levels.base import Moment, Start, Work
+from hpc_ckpt.levels.dmtcp import Dmtcp
+from hpc_ckpt.levels.program import Program
+from hpc_ckpt.levels.restarts import Restart, Restarts
+from hpc_ckpt.rundir import RunDir, prepare
+
+LONG_S = 60.0
+
+
+class Lone:
+    """Start, save, restart, by hand; every attempt has a scratch directory of its own."""
+
+    def __init__(self, place: Path, tool: Mapping[str, Any] | None = None) -> None:
+        self.place = place
+        self.rundir = RunDir(place / "run")
+        prepare(self.rundir)
+        self.cwd = place / "work"
+        self.cwd.mkdir()
+        self.output = place / "output"
+        self.environ = dict(os.environ)
+        self.level = Dmtcp(tool)
+        self.program: Program | None = None
+        self._tool = tool
+        self._links = 0
+
+    def work(self, *argv: str) -> Work:
+        scratch = self.place / f"scratch-{self._links}"
+        scratch.mkdir(exist_ok=True)
+        return Work(argv=argv, cwd=self.cwd, environ=self.environ, scratch=scratch)
+
+    def first(self, *argv: str) -> Program:
+        return self._run(self.level.first(self.work(*argv)))
+
+    def _run(self, start: Start) -> Program:
+        self.program = Program(start.argv, start.cwd, start.environ, self.output)
+        return self.program
+
+    def save(self, *, last: bool = False) -> Restart:
+        program, moment = self.running, Moment(until=time.monotonic() + LONG_S, last=last)
+        with Restarts(self.rundir).stage(1) as staging:
+            self.level.ask(program, staging.path, moment)
+            saved = self.level.wait(program, staging.path, moment)
+            return staging.commit(
+                level="dmtcp",
+                step=saved.step or 0,
+                reason="test",
+                facts=saved.facts,
+                guard=lambda: None,
+            )
+
+    def resume(self, restart: Restart, *, within_s: float = LONG_S) -> Program:
+        """As a new link: nothing of the old one is left."""
+        self.end()
+        self._links += 1
+        self.level = Dmtcp(self._tool)
+        program = self._run(self.level.resume(self.work(), restart.path, restart.facts))
+        self.level.resumed(program, time.monotonic() + within_s)
+        return program
+
+    @property
+    def running(self) -> Program:
+        assert self.program is not None
+        return self.program
+
+    def code(self) -> int:
+        found = self.running.wait(time.monotonic() + LONG_S)
+        assert found is not None
+        return found
+
+    def until_lines(self, path: Path, count: int) -> None:
+        until = time.monotonic() + LONG_S
+        while not path.exists() or len(path.read_text().splitlines()) < count:
+            assert time.monotonic() < until, path
+            assert self.running.poll() is None, (self.running.poll(), self.output.read_text())
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        if self.program is not None:
+            self.program.end()
+        self.level.close()
+        shutil.rmtree(self.place / f"scratch-{self._links}", ignore_errors=True)

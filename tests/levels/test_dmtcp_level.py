@@ -1,0 +1,436 @@
+"""The DMTCP level against a stand-in that imitates recorded command lines and exit codes.
+
+What DMTCP itself does is shown in test_dmtcp_real.py, where it is installed.
+"""
+
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import dmtcp_stand_in
+import pytest
+from dmtcp_case import Lone
+from test_steward import Case
+
+from hpc_ckpt import lease
+from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
+from hpc_ckpt.events import EventLog
+from hpc_ckpt.levels import dmtcp as room
+from hpc_ckpt.levels.base import Moment, NothingNew, ResumeFailed, SaveFailed, StartFailed, Work
+from hpc_ckpt.levels.dmtcp import Dmtcp
+from hpc_ckpt.levels.dmtcp_tool import (
+    ENV_FILE_CAP,
+    NoTool,
+    clean,
+    env_file_text,
+    find_tool,
+)
+from hpc_ckpt.levels.footprint import image_bytes, missing_features
+from hpc_ckpt.levels.plain import Plain
+from hpc_ckpt.levels.steward import Steward
+from hpc_ckpt.policy.interval import EveryTime
+from hpc_ckpt.rundir import Result
+from hpc_ckpt.settings import Settings
+
+SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return dmtcp_stand_in.install(tmp_path / "dmtcp" / "bin")
+
+
+@pytest.fixture
+def lone(tmp_path: Path, place: Path) -> Iterator[Lone]:
+    found = Lone(tmp_path, {"path": str(place)})
+    yield found
+    found.end()
+
+
+def work(*argv: str, gpus: int = 0, cwd: Path = Path("/")) -> Work:
+    return Work(argv=argv, cwd=cwd, environ=dict(os.environ), gpus=gpus)
+
+
+# ── probe ─────────────────────────────────────────────────────────────────────────────────
+def test_without_dmtcp_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "not on PATH" in (Dmtcp().probe(work("/bin/true")) or "")
+
+
+@pytest.mark.parametrize("where", ["", "bin", "bin/dmtcp_launch"])
+def test_the_profiles_path_may_name_the_prefix_the_bin_or_the_program(
+    place: Path, where: str
+) -> None:
+    found = find_tool({"path": str(place.parent / where)}, os.environ)
+    assert place == found.place
+
+
+def test_a_wrong_path_in_the_profile_says_which_key(tmp_path: Path) -> None:
+    assert "tools.dmtcp.path" in (
+        Dmtcp({"path": str(tmp_path / "x")}).probe(work("/bin/true")) or ""
+    )
+
+
+def test_a_module_is_loaded_to_find_it(place: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".bash_profile").write_text(f'module() {{ PATH="{place}:$PATH"; echo "loads $*"; }}\n')
+    environ = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+    assert place == find_tool({"module": "dmtcp/3.0"}, environ).place
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        ("2.6.0", (2, 6)),
+        ("3.2.0", (3, 2)),
+        ("4.1.1", (4, 1)),
+        ("4.2.0-rc1", (4, 2)),
+        ("5.0", (5, 0)),
+    ],
+)
+def test_every_version_is_told_apart(
+    place: Path, monkeypatch: pytest.MonkeyPatch, said: str, number: tuple[int, int]
+) -> None:
+    monkeypatch.setenv("STAND_IN_VERSION", said)
+    found = find_tool({"path": str(place)}, os.environ)
+    assert (said, number) == (found.version, found.number)
+
+
+@pytest.mark.parametrize(("said", "why"), [("2.5.2", "too old"), ("unknown", "not known")])
+def test_an_unusable_version_is_a_reason(
+    place: Path, monkeypatch: pytest.MonkeyPatch, said: str, why: str
+) -> None:
+    monkeypatch.setenv("STAND_IN_VERSION", said)
+    assert why in (Dmtcp({"path": str(place)}).probe(work("/bin/true")) or "")
+
+
+def test_half_an_installation_is_refused(place: Path) -> None:
+    (place / "mtcp_restart").unlink()
+    with pytest.raises(NoTool, match="mtcp_restart is missing"):
+        find_tool({"path": str(place)}, os.environ)
+
+
+def test_gpus_are_a_reason(place: Path) -> None:
+    assert "GPU" in (Dmtcp({"path": str(place)}).probe(work("/bin/true", gpus=1)) or "")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("mpirun", "-np", "4", "./a"),
+        ("/usr/bin/srun", "./a"),
+        ("bash", "-c", "cd x && srun -n 4 ./a"),
+        ("bash", "-c", "true;mpiexec ./a"),
+    ],
+)
+def test_mpi_is_a_reason(place: Path, argv: tuple[str, ...]) -> None:
+    assert "MPI" in (Dmtcp({"path": str(place)}).probe(work(*argv)) or "")
+
+
+def test_a_program_that_is_not_there_is_a_reason(place: Path) -> None:
+    assert "no such program" in (Dmtcp({"path": str(place)}).probe(work("./a")) or "")
+
+
+def test_an_ordinary_program_is_taken(place: Path) -> None:
+    assert Dmtcp({"path": str(place)}).probe(work(*SLEEP)) is None
+    assert Dmtcp({"path": str(place)}).probe(work("bash", "-c", "echo a/b; ls /bin")) is None
+
+
+# ── command lines ─────────────────────────────────────────────────────────────────────────
+def test_command_lines_are_absolute_and_share_nothing(
+    lone: Lone, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = lone.place / "notes"
+    monkeypatch.setenv("STAND_IN_NOTES", str(notes))
+    lone.environ = dict(os.environ)
+    (place.parent / "lib/dmtcp").mkdir(parents=True)
+    (place.parent / "lib/dmtcp/libdmtcp_modify-env.so").touch()
+    lone.first(*SLEEP)
+    restart = lone.save()
+    lone.resume(restart)
+    said = [json.loads(line) for line in notes.read_text().splitlines()]
+    coordinator = next(words for words in said if words[0] == "dmtcp_coordinator")
+    assert {"--exit-on-last", "--port-file"} < set(coordinator)
+    assert "0" == coordinator[coordinator.index("--port") + 1]
+    assert 2 == sum(words[0] == "dmtcp_coordinator" for words in said)
+    launch = next(words for words in said if words[0] == "dmtcp_launch")
+    assert list(SLEEP) == launch[-3:]
+    assert {"-j", "--no-gzip", "--modify-env"} < set(launch)
+    assert not any("signal" in word for words in said for word in words)
+    restarted = next(words for words in said if words[0] == "dmtcp_restart")
+    assert "--ckptdir" not in restarted
+    for words in (coordinator, launch, restarted):
+        for before, word in itertools.pairwise(words):
+            if before in ("--ckptdir", "--tmpdir", "--port-file"):
+                assert word.startswith("/"), words
+    ports = [w[w.index("-p") + 1] for w in said if "-p" in w]
+    assert 2 == len(set(ports))
+    assert not any(words[-1] in ("-kc", "-c") for words in said)
+
+
+def test_without_the_plugin_the_environment_is_left_alone(lone: Lone) -> None:
+    assert "--modify-env" not in lone.level.first(lone.work(*SLEEP)).argv
+
+
+def test_dmtcps_own_variables_do_not_reach_it() -> None:
+    environ = {"DMTCP_COORD_PORT": "", "DMTCP_FORKED_CHECKPOINT": "1", "DMTCP_CHECKPOINT_DIR": "x"}
+    assert {"HWLOC_COMPONENTS": "-linuxio"} == clean(environ)
+    assert {"HWLOC_COMPONENTS": "linux"} == clean({"HWLOC_COMPONENTS": "linux"})
+
+
+def test_the_file_of_fresh_variables_fits_dmtcps_buffers() -> None:
+    environ = {
+        "SLURM_JOB_ID": "222",
+        "SLURM_ODD": 'a="b" $c',
+        "HOME": "/home/me",
+        "HPC_CKPT_NOTICE": "/run/control/notice-2",
+        **{f"SLURM_MANY_{number}": "x" * 400 for number in range(50)},
+    }
+    text = env_file_text(environ, ["SLURM_JOB_ID", "SLURM_GONE", "BAD NAME"])
+    assert "SLURM_JOB_ID=222\n" in text
+    assert "HPC_CKPT_NOTICE=/run/control/notice-2\n" in text
+    assert "HOME" not in text
+    assert "ODD" not in text
+    assert "BAD" not in text
+    assert len(text) <= ENV_FILE_CAP
+    assert "SLURM_GONE\n" == env_file_text({}, ["SLURM_GONE"])
+
+
+# ── saves ─────────────────────────────────────────────────────────────────────────────────
+def test_a_save_has_images_their_files_and_facts(lone: Lone) -> None:
+    lone.first(*SLEEP)
+    restart = lone.save(last=True)
+    assert -signal.SIGKILL == lone.running.poll()
+    (image,) = restart.facts["images"]
+    assert {image, image.replace(".dmtcp", "_files")} == {p.name for p in restart.path.iterdir()}
+    assert "5.0" == restart.facts["dmtcp"]
+
+
+def test_progress_goes_on_from_the_restart(lone: Lone) -> None:
+    lone.first(*SLEEP)
+    restart = lone.save()
+    program = lone.resume(restart)
+    assert restart.key.step >= 1
+    assert (lone.level.progress(program) or 0) > restart.key.step
+    assert lone.save().key > restart.key
+
+
+def test_a_busy_coordinator_is_asked_again(lone: Lone, monkeypatch: pytest.MonkeyPatch) -> None:
+    lone.environ["STAND_IN"] = "busy"
+    lone.first(*SLEEP)
+    assert lone.save().size > 0
+
+
+def test_a_busy_coordinator_is_not_asked_for_ever(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "BUSY_S", 0.0)
+    monkeypatch.setattr(room, "DEATH_S", 0.1)
+    lone.environ["STAND_IN"] = "busy"
+    lone.first(*SLEEP)
+    with pytest.raises(SaveFailed, match=r"not in running state.*the program goes on"):
+        lone.save()
+
+
+def test_a_checkpoint_that_kills_the_program_is_a_failed_save(lone: Lone) -> None:
+    lone.environ["STAND_IN"] = "checkpoint-kills"
+    lone.first(*SLEEP)
+    with pytest.raises(SaveFailed, match=r"died \(code 99"):
+        lone.save()
+
+
+def test_a_checkpoint_that_hangs_is_given_up_in_time(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "DEATH_S", 0.1)
+    lone.environ["STAND_IN"] = "hangs"
+    program = lone.first(*SLEEP)
+    into = lone.place / "into"
+    moment = Moment(until=time.monotonic() + 1.0)
+    lone.level.ask(program, into, moment)
+    with pytest.raises(SaveFailed, match="not over in time"):
+        lone.level.wait(program, into, moment)
+
+
+def test_a_process_dmtcp_does_not_know_forbids_the_save(lone: Lone) -> None:
+    lone.environ["STAND_IN"] = "stranger"
+    lone.first("bash", "-c", "sleep 50 & echo >up; wait")
+    lone.until_lines(lone.cwd / "up", 1)
+    with pytest.raises(SaveFailed, match=r"not under DMTCP.*sleep"):
+        lone.save()
+    assert lone.running.poll() is None
+
+
+def test_too_little_space_is_found_before_the_program_dies_of_it(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone.first(*SLEEP)
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "image_bytes", lambda pid: 2**60)
+        with pytest.raises(SaveFailed, match="are needed"):
+            lone.save()
+    assert lone.running.poll() is None
+    assert lone.save().size > 0
+
+
+def test_a_program_that_has_ended_has_nothing_new(lone: Lone) -> None:
+    lone.first("/bin/true")
+    assert 0 == lone.code()
+    with pytest.raises(NothingNew):
+        lone.save()
+
+
+# ── restarts ──────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("mode", "why"), [("restart-99", "code 99"), ("restart-spins", "no process of it runs")]
+)
+def test_a_restart_that_does_not_come_back_is_given_up(lone: Lone, mode: str, why: str) -> None:
+    lone.first(*SLEEP)
+    restart = lone.save()
+    lone.environ["STAND_IN"] = mode
+    with pytest.raises(ResumeFailed, match=why):
+        lone.resume(restart, within_s=1.0)
+
+
+def test_images_for_another_processor_are_not_tried(lone: Lone, tmp_path: Path) -> None:
+    lone.first(*SLEEP)
+    restart = lone.save()
+    facts = {**restart.facts, "processor": ["avx1024"]}
+    with pytest.raises(ResumeFailed, match=r"avx1024.*constraint"):
+        lone.level.resume(lone.work(), restart.path, facts)
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor: 0\nflags : fpu sse2 avx2 arch_perfmon\n")
+    assert ["avx512f"] == missing_features(["sse2", "avx512f"], cpuinfo)
+
+
+@pytest.mark.parametrize("what", ["gone", "garbage", "one more"])
+def test_images_that_cannot_be_meant_are_not_tried(lone: Lone, what: str) -> None:
+    lone.first(*SLEEP)
+    restart = lone.save()
+    (image,) = restart.path.glob("*.dmtcp")
+    if what == "gone":
+        image.unlink()
+    elif what == "garbage":
+        image.write_bytes(b"x" * 1000)
+    else:
+        image.with_name("ckpt_y.dmtcp").write_bytes(image.read_bytes())
+    with pytest.raises(ResumeFailed):
+        lone.level.resume(lone.work(), restart.path, restart.facts)
+
+
+def test_a_coordinator_without_a_port_is_no_start(lone: Lone) -> None:
+    lone.environ["STAND_IN"] = "no-port"
+    with pytest.raises(StartFailed, match=r"gave no port.*ASSERT: no port"):
+        lone.first(*SLEEP)
+
+
+# ── exit codes ────────────────────────────────────────────────────────────────────────────
+def test_code_0_after_a_strangers_quit_is_not_trusted(lone: Lone) -> None:
+    lone.environ["STAND_IN"] = "quit"
+    lone.first("bash", "-c", "echo >up; sleep 60")
+    lone.until_lines(lone.cwd / "up", 1)
+    lone.level._now().coordinator._ask("-q")
+    assert 0 == lone.code()
+    assert lone.level.is_complete(lone.work(*SLEEP), 0) is False
+
+
+def test_code_0_of_the_program_itself_is_left_to_the_steward(lone: Lone) -> None:
+    lone.first("/bin/true")
+    assert 0 == lone.code()
+    time.sleep(0.3)
+    assert lone.level.is_complete(lone.work("/bin/true"), 0) is None
+
+
+def test_asserts_and_crashes_at_launch_are_its_own(lone: Lone) -> None:
+    lone.environ["STAND_IN"] = "launch-crashes"
+    lone.first(*SLEEP)
+    code = lone.code()
+    assert -signal.SIGSEGV == code
+    assert "soon after its launch" in (lone.level.own_failure(code) or "")
+    assert "99" in (lone.level.own_failure(99) or "")
+    assert lone.level.own_failure(7) is None
+    assert lone.level.own_failure(-signal.SIGKILL) is None
+    lone.level._began -= room.EARLY_S
+    assert lone.level.own_failure(code) is None
+
+
+def test_nothing_is_left_after_close(lone: Lone) -> None:
+    program = lone.first(*SLEEP)
+    coordinator = lone.level._now().coordinator
+    lone.level.close()
+    assert not coordinator.alive()
+    assert program.wait(time.monotonic() + 5) is not None
+
+
+def test_an_image_is_at_least_what_is_in_use() -> None:
+    ballast = bytearray(os.urandom(1024)) * 64 * 1024
+    assert image_bytes(os.getpid()) > len(ballast)
+
+
+# ── with the steward ──────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def link(case: Case, place: Path, mode: str, *argv: str) -> Steward:
+    held = lease.acquire_standalone(case.rundir)
+    case.generation = held.generation
+    held.release()
+    environ = {**os.environ, "STAND_IN": mode}
+    work = Work(argv=argv, cwd=case.cwd, environ=environ)
+    return Steward(
+        case.rundir,
+        case.generation,
+        work,
+        (Dmtcp({"path": str(place)}), Plain()),
+        Settings(policy=EveryTime(600.0)),
+        EventLog(case.rundir.events_file(case.generation, "here")),
+    )
+
+
+@pytest.mark.parametrize("mode", ["launch-99", "launch-crashes", "no-port"])
+def test_what_dmtcp_cannot_launch_goes_to_the_next_level(
+    case: Case, place: Path, mode: str
+) -> None:
+    steward = link(case, place, mode, sys.executable, "-c", "open('ran', 'w')")
+    assert EXIT_COMPLETE == steward.run()
+    record = json.loads(case.rundir.levels_file.read_text())
+    assert "dmtcp" in record["failed"]
+    assert {"1": "plain"} == record["chosen"]
+    assert (case.cwd / "ran").exists()
+
+
+def test_a_notice_saves_and_the_next_link_restarts(case: Case, place: Path) -> None:
+    steward = link(case, place, "", *SLEEP)
+    case.notice_after(0.8)
+    assert EXIT_SAVED == steward.run()
+    (key,) = case.restarts.keys()
+    steward = link(case, place, "", *SLEEP)
+    case.notice_after(1.0)
+    assert EXIT_SAVED == steward.run()
+    assert "restored" in case.names()
+    assert case.restarts.keys()[-1].step > key.step
+
+
+def test_a_quit_by_somebody_else_is_a_failed_link_and_never_done(case: Case, place: Path) -> None:
+    steward = link(case, place, "quit", *SLEEP)
+    level = steward._levels[0]
+    assert isinstance(level, Dmtcp)
+    threading.Timer(1.0, lambda: level._now().coordinator._ask("-q")).start()
+    assert EXIT_FAILED == steward.run()
+    assert Result.FAILED is case.result()
+    assert case.rundir.done() is None
+
+
+def test_a_program_that_fails_by_itself_is_not_blamed_on_dmtcp(case: Case, place: Path) -> None:
+    steward = link(case, place, "", sys.executable, "-c", "raise SystemExit(3)")
+    assert EXIT_FAILED == steward.run()
+    assert "failed" not in json.loads(case.rundir.levels_file.read_text())

@@ -1,0 +1,505 @@
+"""The DMTCP level with the real DMTCP: one test for every trap that was found in it.
+
+Needs dmtcp_launch on PATH; without it every test here is skipped, and says so.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dmtcp_case import Lone
+
+from hpc_ckpt import resources
+from hpc_ckpt.levels.base import NothingNew, ResumeFailed, SaveFailed
+from hpc_ckpt.levels.dmtcp import Dmtcp
+from hpc_ckpt.levels.dmtcp_tool import find_tool
+from hpc_ckpt.levels.restarts import Restart
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("dmtcp_launch") is None, reason="dmtcp_launch is not on PATH"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+]
+PYTHON = str(Path(sys.executable).resolve())
+COUNT = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+    int most = atoi(argv[1]), code = atoi(argv[2]);
+    unsigned long hash = 1;
+    FILE *out = fopen("count.txt", "a");
+    for (int i = 0; i < most; i++) {
+        for (int k = 0; k < 2000000; k++)
+            hash = hash * 6364136223846793005UL + 1442695040888963407UL;
+        fprintf(out, "%d %lu\n", i, hash);
+        fflush(out);
+        usleep(20000);
+    }
+    FILE *end = fopen("end.txt", "w");
+    fprintf(end, "%lu %s\n", hash, getenv("SLURM_JOB_ID") ? getenv("SLURM_JOB_ID") : "none");
+    fclose(end);
+    return code;
+}
+"""
+TREE = """
+import multiprocessing as mp, sys, time
+def work(queue, start):
+    value = start
+    for n in range(60):
+        value = (value * 31 + n) % 1000003
+        time.sleep(0.05)
+    queue.put(value)
+if __name__ == "__main__":
+    queue = mp.Queue()
+    them = [mp.Process(target=work, args=(queue, n)) for n in range(2)]
+    [p.start() for p in them]
+    open("up", "w").write("1\\n")
+    print(sorted(queue.get() for _ in them), file=open("tree.txt", "w"))
+    [p.join() for p in them]
+    sys.exit(5)
+"""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("programs")
+    (place / "count.c").write_text(COUNT)
+    (place / "tree.py").write_text(TREE)
+    for flags, name in (([], "count"), (["-static"], "static")):
+        subprocess.run(["gcc", "-O1", *flags, "-o", place / name, place / "count.c"], check=True)
+    return place
+
+
+@pytest.fixture
+def lone(tmp_path: Path) -> Iterator[Lone]:
+    found = Lone(tmp_path)
+    yield found
+    found.end()
+
+
+class Counting(Lone):
+    """The counter in C: every line once and in order, whatever happened between."""
+
+    most = 80
+    code_wanted = 7
+
+    def begin(self, programs: Path, lines: int = 5) -> None:
+        self.first(str(programs / "count"), str(self.most), str(self.code_wanted))
+        self.until_lines(self.cwd / "count.txt", lines)
+
+    def check(self) -> str:
+        assert self.code_wanted == self.code(), self.output.read_text()
+        lines = (self.cwd / "count.txt").read_text().splitlines()
+        assert [str(n) for n in range(self.most)] == [line.split()[0] for line in lines]
+        value, job = (self.cwd / "end.txt").read_text().split()
+        assert lines[-1].split()[1] == value
+        return job
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> Iterator[Counting]:
+    found = Counting(tmp_path)
+    yield found
+    found.end()
+
+
+def image_of(restart: Restart) -> Path:
+    (image,) = restart.path.glob("*.dmtcp")
+    return image
+
+
+# ── that it works ─────────────────────────────────────────────────────────────────────────
+def test_a_counter_goes_on_from_its_restart_with_its_exit_code(
+    counting: Counting, programs: Path
+) -> None:
+    """cwd, files cut back to the checkpoint, code of the program, images in a renamed place."""
+    counting.begin(programs)
+    restart = counting.save()
+    counting.until_lines(counting.cwd / "count.txt", 20)  # lost, and done again
+    here = Path.cwd()
+    os.chdir("/")
+    try:
+        counting.resume(restart)
+    finally:
+        os.chdir(here)
+    counting.check()
+
+
+def test_each_restart_is_kept_apart_and_a_restarted_program_saves_too(
+    counting: Counting, programs: Path
+) -> None:
+    """DMTCP overwrites its images, and after a restart those it was restarted from."""
+    counting.begin(programs)
+    first = counting.save()
+    before = image_of(first).stat()
+    counting.until_lines(counting.cwd / "count.txt", 15)
+    second = counting.save()
+    counting.resume(second)
+    counting.until_lines(counting.cwd / "count.txt", 25)
+    third = counting.save(last=True)
+    after = image_of(first).stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert first.key < second.key < third.key
+    counting.resume(third)
+    counting.until_lines(counting.cwd / "count.txt", 30)
+    counting.resume(first)
+    counting.check()
+
+
+def test_a_process_tree_comes_back_whole(lone: Lone, programs: Path) -> None:
+    lone.first("bash", "-c", f"{PYTHON} {programs / 'tree.py'}; exit $(( $? + 1 ))")
+    lone.until_lines(lone.cwd / "up", 1)
+    restart = lone.save(last=True)
+    assert len(restart.facts["images"]) >= 4
+    lone.resume(restart)
+    assert 6 == lone.code()
+    got = (lone.cwd / "tree.txt").read_text()
+    (lone.cwd / "tree.txt").unlink()
+    subprocess.run([PYTHON, programs / "tree.py"], cwd=lone.cwd, check=False)
+    assert (lone.cwd / "tree.txt").read_text() == got
+
+
+def test_the_directories_beside_the_images_belong_to_them(lone: Lone) -> None:
+    code = "import time\nfor n in range(40):\n print(n, flush=True); time.sleep(0.1)"
+    lone.first(PYTHON, "-c", code)
+    lone.until_lines(lone.output, 3)
+    restart = lone.save(last=True)
+    beside = [path for path in restart.path.iterdir() if path.is_dir()]
+    if not beside:
+        pytest.skip("this Python has no file open that DMTCP copies")
+    shutil.move(beside[0], lone.place / "away")
+    with pytest.raises(ResumeFailed, match="code 99"):
+        lone.resume(restart)
+    shutil.move(lone.place / "away", beside[0])
+    lone.resume(restart)
+    assert 0 == lone.code()
+
+
+def test_variables_of_the_job_are_fresh_after_a_restart(counting: Counting, programs: Path) -> None:
+    if not find_tool(None, os.environ).refreshes_environment:
+        pytest.skip("this DMTCP was built without its plugin modify-env")
+    counting.environ["SLURM_JOB_ID"] = "111"
+    counting.begin(programs)
+    restart = counting.save(last=True)
+    counting.environ["SLURM_JOB_ID"] = "222"
+    counting.resume(restart)
+    assert "222" == counting.check()
+
+
+def test_a_bash_loop_goes_on(lone: Lone) -> None:
+    lone.first("bash", "-c", "for i in {1..40}; do echo $i; sleep 0.1; done; exit 3")
+    lone.until_lines(lone.output, 5)
+    restart = lone.save(last=True)
+    lone.output.write_text("")
+    lone.resume(restart)
+    assert 3 == lone.code()
+    numbers = [int(x) for x in lone.output.read_text().split() if x.isdecimal()]
+    assert list(range(numbers[0], 41)) == numbers
+    assert 5 <= numbers[0] <= 10
+
+
+# ── launch ────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.skipif(
+    shutil.which("gmx") is None, reason="gmx, a program with hwloc, is not installed"
+)
+@pytest.mark.parametrize("components", [None, "linux,linuxio"])
+def test_hwloc_ends_a_program_unless_its_devices_are_switched_off(
+    lone: Lone, components: str | None
+) -> None:
+    lone.environ.pop("HWLOC_COMPONENTS", None)
+    if components is not None:
+        lone.environ["HWLOC_COMPONENTS"] = components
+    lone.environ["GMX_MAXBACKUP"] = "-1"
+    lone.first("gmx", "-quiet", "mdrun", "-s", "none.tpr", "-nt", "1")
+    code = lone.code()
+    own = lone.level.own_failure(code)
+    if components is None:
+        assert (1, None) == (code, own), lone.output.read_text()
+    elif code != 99:
+        pytest.skip("this gmx does not look at devices before it reads its input")
+    else:
+        assert own is not None
+
+
+def test_variables_that_break_dmtcp_do_not(counting: Counting, programs: Path) -> None:
+    counting.environ |= {"DMTCP_COORD_PORT": "", "DMTCP_FORKED_CHECKPOINT": "1", "DMTCP_GZIP": "1"}
+    counting.begin(programs)
+    counting.resume(counting.save(last=True))
+    counting.check()
+
+
+def test_a_static_program_is_refused_and_never_half_saved(lone: Lone, programs: Path) -> None:
+    static = str(programs / "static")
+    assert "statically" in (lone.level.probe(lone.work(static, "9", "0")) or "")
+    lone.first(static, "2000", "0")
+    lone.until_lines(lone.cwd / "count.txt", 3)
+    with pytest.raises(SaveFailed, match=r"not (run )?under DMTCP"):
+        lone.save()
+    assert lone.running.poll() is None
+
+
+def test_a_static_child_of_a_shell_forbids_the_save(lone: Lone, programs: Path) -> None:
+    lone.first("bash", "-c", f"name={programs}/static; $name 2000 0; true")
+    lone.until_lines(lone.cwd / "count.txt", 3)
+    with pytest.raises(SaveFailed, match="static"):
+        lone.save()
+    assert lone.running.poll() is None
+
+
+# ── saves ─────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can only be mounted by root")
+def test_a_full_disk_is_seen_before_it_kills_the_program(
+    counting: Counting, programs: Path
+) -> None:
+    small = counting.rundir.restarts
+    small.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", small], check=True)
+    try:
+        counting.begin(programs)
+        with pytest.raises(SaveFailed, match="are needed"):
+            counting.save()
+        assert counting.running.poll() is None
+    finally:
+        subprocess.run(["umount", small], check=True)
+    counting.resume(counting.save(last=True))
+    counting.check()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can only be mounted by root")
+def test_a_full_disk_that_was_not_foreseen_is_a_failed_save(
+    counting: Counting, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dmtcp, "_check_space", lambda *_: None)
+    small = counting.rundir.restarts
+    small.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", small], check=True)
+    try:
+        counting.begin(programs)
+        with pytest.raises(SaveFailed, match="the program died"):
+            counting.save()
+        assert 99 == counting.code()
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_kill_in_the_middle_of_a_save_leaves_the_restart_before(
+    counting: Counting, programs: Path
+) -> None:
+    counting.begin(programs)
+    restart = counting.save()
+    timer = threading.Timer(0.05, counting.running.end)
+    timer.start()
+    with pytest.raises((SaveFailed, NothingNew)):
+        counting.save()
+        counting.save()
+    timer.join()
+    counting.resume(restart)
+    counting.check()
+
+
+def test_a_coordinator_that_dies_takes_the_program_along(
+    counting: Counting, programs: Path
+) -> None:
+    counting.begin(programs)
+    restart = counting.save()
+    counting.level._now().coordinator._child.kill()
+    code = counting.code()
+    assert 99 == code
+    assert counting.level.own_failure(code) is not None
+    counting.resume(restart)
+    counting.check()
+
+
+def test_usr2_is_dmtcps_and_a_stray_one_does_no_harm(counting: Counting, programs: Path) -> None:
+    counting.begin(programs)
+    restart = counting.save()
+    counting.running.tell(signal.SIGUSR2)
+    time.sleep(1.5)
+    assert counting.running.poll() is None
+    counting.resume(restart)
+    counting.check()
+
+
+def test_term_reaches_the_program_before_and_after(lone: Lone) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(0.1)"
+    )
+    lone.first(PYTHON, "-c", code)
+    lone.until_lines(lone.output, 1)
+    lone.resume(lone.save(last=True))
+    lone.running.tell(signal.SIGTERM)
+    assert 4 == lone.code()
+
+
+# ── restarts ──────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(("part", "within_s"), [(0.9, 20.0), (100_000, 5.0), (0, 5.0)])
+def test_a_truncated_image_is_given_up_in_time(
+    counting: Counting, programs: Path, part: float, within_s: float
+) -> None:
+    """As if its digest had not told: mtcp_restart crashes, or spins for ever."""
+    counting.begin(programs)
+    restart = counting.save(last=True)
+    image = image_of(restart)
+    os.truncate(image, int(part * image.stat().st_size) if part < 1 else int(part))
+    began = time.monotonic()
+    with pytest.raises(ResumeFailed):
+        counting.resume(restart, within_s=within_s)
+    assert time.monotonic() - began < within_s + 15
+    counting.end()
+    assert counting.running.poll() is not None
+
+
+def test_a_flipped_image_is_told_by_its_digest(counting: Counting, programs: Path) -> None:
+    """DMTCP itself would go on with it."""
+    from hpc_ckpt.levels.restarts import Restarts
+
+    counting.begin(programs)
+    image = image_of(counting.save(last=True))
+    with image.open("r+b") as stream:
+        stream.seek(image.stat().st_size // 2)
+        stream.write(b"\xa5" * 4096)
+    said: list[str] = []
+    assert [] == list(Restarts(counting.rundir).newest("dmtcp", lambda _, why: said.append(why)))
+    assert "digest" in said[0]
+
+
+# ── exit codes ────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("word", ["-k", "-q"])
+def test_code_0_after_somebody_elses_kill_is_not_trusted(
+    counting: Counting, programs: Path, word: str
+) -> None:
+    counting.begin(programs)
+    counting.level._now().coordinator._ask(word)
+    assert 0 == counting.code()
+    time.sleep(0.3)
+    assert counting.level.is_complete(counting.work("x"), 0) is False
+
+
+def test_code_0_of_the_program_itself_counts(counting: Counting, programs: Path) -> None:
+    counting.most, counting.code_wanted = 6, 0
+    counting.begin(programs)
+    counting.check()
+    time.sleep(0.3)
+    assert counting.level.is_complete(counting.work("x"), 0) is None
+
+
+# ── chains ────────────────────────────────────────────────────────────────────────────────
+NUMPY = """
+import numpy as np
+rng = np.random.default_rng(3)
+a = rng.random((300, 300)); b = np.eye(300)
+for n in range(600):
+    b = b @ a; b /= np.abs(b).max()
+print(repr(float(b.sum())), file=open("result", "w"))
+"""
+LOOP = """
+value = 1
+for n in range(20_000_000):
+    value = (value * 31 + n) % 1000003
+print(value, file=open("result", "w"))
+"""
+SHELL = "v=1; for ((n=0; n<700000; n++)); do v=$(( (v * 31 + n) % 1000003 )); done; echo $v >result"
+
+
+def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, str]:
+    """Runs a local chain to its end; the level of each link."""
+    spec = {
+        "name": "x",
+        "command": command,
+        "root": "run",
+        "level": "auto",
+        "chain": {"link_time": link_time, "max_links": 20},
+        "checkpoint": {"policy": "every 2 s"},
+    }
+    (place / "spec.yaml").write_text(json.dumps(spec))
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_ckpt.cli", "run", "spec.yaml"],
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    logs = "".join(path.read_text() for path in sorted((place / "run/logs").glob("link-*")))
+    assert 0 == done.returncode, done.stdout + done.stderr + logs
+    found: dict[str, str] = json.loads((place / "run/control/levels.json").read_text())["chosen"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["{programs}/count", "250", "0"], id="c"),
+        pytest.param(["bash", "-c", SHELL], id="bash"),
+        pytest.param([PYTHON, "-c", LOOP], id="python"),
+        pytest.param([sys.executable, "-c", NUMPY], id="numpy"),
+    ],
+)
+def test_a_chain_has_the_result_of_an_uninterrupted_run(
+    tmp_path: Path, programs: Path, command: list[str]
+) -> None:
+    argv = [word.format(programs=programs) if "{programs}" in word else word for word in command]
+    alone, chained = tmp_path / "alone", tmp_path / "chained"
+    for place in (alone, chained):
+        place.mkdir()
+    environ = {**os.environ, "OMP_NUM_THREADS": "2"}
+    subprocess.run(argv, cwd=alone, env=environ, check=True)
+    levels = chain(chained, argv)
+    assert {"dmtcp"} == set(levels.values())
+    assert len(levels) > 1
+    for path in alone.iterdir():
+        assert path.read_bytes() == (chained / path.name).read_bytes(), path.name
+
+
+def test_what_dmtcp_cannot_save_goes_to_the_next_level_in_a_chain(
+    tmp_path: Path, programs: Path
+) -> None:
+    """A static program behind a variable: found out at the first save."""
+    command = ["bash", "-c", f"name={programs}/static; $name 280 0 && mv end.txt done.txt"]
+    levels = chain(tmp_path, command, link_time="10s")
+    assert "dmtcp" == levels["1"]
+    record = json.loads((tmp_path / "run/control/levels.json").read_text())
+    assert "not under DMTCP" in record["failed"]["dmtcp"]
+    assert "dmtcp" not in [levels[key] for key in levels if key != "1"]
+
+
+# ── the script for one's own jobs ─────────────────────────────────────────────────────────
+def test_the_script_goes_on_falls_back_and_is_done_once(tmp_path: Path, programs: Path) -> None:
+    script = resources.find("templates/dmtcp.sh")
+    environ = {**os.environ, "CKPT_DIR": "ck", "INTERVAL": "600"}
+
+    def job(lines: int | None) -> tuple[int, str]:
+        argv = ["bash", str(script), str(programs / "count"), "120", "0"]
+        child = subprocess.Popen(argv, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True)
+        counted = tmp_path / "count.txt"
+        while lines is not None and child.poll() is None:
+            if counted.exists() and len(counted.read_text().splitlines()) >= lines:
+                child.send_signal(signal.SIGUSR1)
+                break
+            time.sleep(0.05)
+        said = child.communicate(timeout=60)[1]
+        return child.returncode, said
+
+    assert 75 == job(20)[0]
+    assert 75 == job(60)[0]
+    newest = tmp_path / "ck" / (tmp_path / "ck/newest").read_text().strip()
+    image = next(newest.glob("*.dmtcp"))
+    os.truncate(image, image.stat().st_size // 2)
+    code, said = job(None)
+    assert (0, True) == (code, "is damaged" in said), said
+    lines = (tmp_path / "count.txt").read_text().splitlines()
+    assert [str(n) for n in range(120)] == [line.split()[0] for line in lines]
+    before = (tmp_path / "end.txt").stat().st_mtime_ns
+    assert (0, True) == (job(None)[0], before == (tmp_path / "end.txt").stat().st_mtime_ns)
