@@ -131,7 +131,8 @@ def _level(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> Choice:
     work = Work(
         argv=tuple(spec.argv), cwd=cwd, environ=environ, gpus=int(bool(spec.resources.gpus))
     )
-    return choose(work, spec.level, recipes=load_recipes(), recipe=spec.recipe, tools=tools)
+    recipes = load_recipes(cwd, environ)
+    return choose(work, spec.level, recipes=recipes, recipe=spec.recipe, tools=tools)
 
 
 def _survey() -> Survey | None:

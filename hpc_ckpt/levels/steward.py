@@ -76,6 +76,7 @@ class Steward:
         self._trials = Trials(place, generation, events)
         self._entered = time.time()
         self._save_s: float | None = None
+        self._lead_s: float | None = None
         self._stall_s = 0.0
         self._tried_at = time.monotonic()
         self._relay: Relay | None = None
@@ -196,6 +197,8 @@ class Steward:
         return f"deadline: {left:.1f} s left" if left <= needed else None
 
     def _lead(self, level: Level) -> float:
+        if self._lead_s is not None:
+            return self._lead_s
         return level.lead_s if self._save_s is None else SAVE_FACTOR * self._save_s
 
     def _until(self) -> float:
@@ -206,11 +209,17 @@ class Steward:
         left = end - time.time() - margin(end - self._entered) / 2
         return time.monotonic() + max(left, 1.0)
 
+    def _soon(self, began: float) -> float:
+        """By when one of many saves must be over: the end of the link is not slept through."""
+        until = began + max(self._interval_s, UNKNOWN_END_S)
+        end = self._place.deadline(self._lease.generation)
+        return until if end is None else min(until, max(self._until(), began + 1.0))
+
     # ── saves ─────────────────────────────────────────────────────────────────────────────
     def _save(self, level: Level, program: Program, reason: str, *, last: bool) -> Restart | None:
         """None: none was made; the program goes on if it can."""
         self._tried_at = began = time.monotonic()
-        until = self._until() if last else began + max(self._interval_s, UNKNOWN_END_S)
+        until = self._until() if last else self._soon(began)
         moment = Moment(until=until, last=last)
         self._events.emit(Event.SAVE_STARTED, step=self._step(), reason=reason)
         try:
@@ -241,6 +250,7 @@ class Steward:
         with self._restarts.stage(self._lease.generation) as staging:
             level.ask(program, staging.path, moment)
             saved = level.wait(program, staging.path, moment)
+            self._lead_s = saved.lead_s
             before = self._step()
             return staging.commit(
                 level=level.name,
@@ -284,7 +294,7 @@ class Steward:
         saved = self._save(level, program, f"it ended with code {code}", last=True)
         if code == EXIT_COMPLETE:
             step = self._step()
-            if saved is None:
+            if saved is None and not self._saved_here():
                 reason = "it ended with code 0 but the work is not complete, and nothing was saved"
                 return self._leave(Result.FAILED, step, reason)
             return self._leave(Result.SAVED, step, "ended before the work was complete")
@@ -320,6 +330,10 @@ class Steward:
     def _newest(self) -> CheckpointKey | None:
         keys = self._restarts.keys()
         return keys[-1] if keys else None
+
+    def _saved_here(self) -> bool:
+        newest = self._newest()
+        return newest is not None and newest.generation == self._lease.generation
 
     def _step(self) -> int:
         newest = self._newest()
@@ -367,6 +381,7 @@ def _run(environ: Mapping[str, str]) -> int:
             environ=program_environment(environ),
             gpus=int(record.get("gpus") or 0),
             scratch=scratch,
+            log=place.log_file(generation),
         )
         settings = resolve(file=environ.get(wall.ENV_SETTINGS), environ=environ)
         log_file = EventLog(place.events_file(generation, _node(environ)))
