@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..errors import EXIT_SAVED
 from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
 from .collecting import Collector, put_all_back
 from .evidence import Evidence, stamp
-from .ingredients import Edit
+from .ingredients import Edit, Rewrite
 from .invocation import Invocation, named
 from .program import Program
 from .recipe import Recipe
@@ -50,7 +51,7 @@ class Application:
         self.lead_s = _lead(recipe)
         self._asked: Mapping[str, Any] | None = None
         self._asked_file: Path | None = None
-        self._adopted = False
+        self._tried_in_place = False
 
     def probe(self, work: Work) -> str | None:
         recipe = self._recipe
@@ -83,6 +84,7 @@ class Application:
         name = self._newer_in_place(work, facts)
         if name is None:
             try:
+                self._collector.put_aside(facts)
                 name = put_all_back(restart, facts, work.cwd)
             except (OSError, KeyError) as error:
                 raise ResumeFailed(f"its files cannot be put back: {error}") from error
@@ -107,6 +109,8 @@ class Application:
 
     def _start(self, work: Work, call: Invocation, edit: Edit, more: Mapping[str, str]) -> Start:
         known = {**more, **self._limits(work)}
+        for rewrite in edit.write:
+            self._rewrite(rewrite, known)
         argv = self._edited(call, edit, known)
         log.info("runs: %s", " ".join(argv))
         return Start(argv=argv, cwd=work.cwd, environ=work.environ)
@@ -120,6 +124,10 @@ class Application:
     def _edited(self, call: Invocation, edit: Edit, known: Mapping[str, str]) -> tuple[str, ...]:
         if edit.command is not None:
             return self._replaced(edit.command, known)
+        for name, text in edit.swap:
+            old, new = self._values.get(name), self._values.fill(text, known)
+            if old is not None and new is not None:
+                call = call.with_swapped(old, new)
         for text in edit.set:
             words = self._values.line(text, known)
             if words is not None:
@@ -129,6 +137,20 @@ class Application:
             if words is not None:
                 call = call.with_words(words)
         return call.argv()
+
+    def _rewrite(self, rewrite: Rewrite, known: Mapping[str, str]) -> None:
+        source = self._values.path(rewrite.source, known)
+        target = self._values.path(rewrite.target, known)
+        if source is None or target is None or not source.exists():
+            return
+        text = source.read_bytes().decode("latin-1")
+        for regex, template in rewrite.replace:
+            new = self._values.fill(template, known)
+            if new is not None:
+                text = re.sub(regex, lambda _, new=new: new, text, count=1)  # type: ignore[misc]
+        draft = target.with_name(f".{target.name}.hpc-ckpt")
+        draft.write_bytes(text.encode("latin-1", "replace"))
+        draft.replace(target)
 
     def _replaced(self, command: str | Sequence[str], known: Mapping[str, str]) -> tuple[str, ...]:
         if isinstance(command, str):
@@ -143,15 +165,14 @@ class Application:
     def _newer_in_place(self, work: Work, facts: Mapping[str, Any]) -> str | None:
         """What was written after the last save of a link that was killed: taken, if it is whole.
 
-        Only once: if the program does not take it, the saved ones are next.
+        Only once in a link: if the program does not take it, the saved ones are next.
         """
-        if self._adopted or self._recipe.sane is None:
+        if self._tried_in_place or self._recipe.sane is None:
             return None
+        self._tried_in_place = True
         found = self._collector.newer_than(facts)
-        if found is None:
-            return None
-        self._adopted = True
-        log.info("%s is newer than what was saved, and whole", found)
+        if found is not None:
+            log.info("%s is newer than what was saved, and whole", found)
         return found
 
     # ── saving ────────────────────────────────────────────────────────────────────────────

@@ -36,7 +36,7 @@ def choose(
     recipe: str | Mapping[str, Any] | None = None,
     tools: Mapping[str, Any] | None = None,
 ) -> Choice:
-    """`wanted`: one of choice.LEVELS; `recipe`: a name or a recipe; `tools`: the profile's section."""
+    """`wanted`: one of choice.LEVELS; `recipe`: a name or a recipe; `tools`: the profile's."""
     known = list(recipes)
     if recipe is not None:
         return _by_recipe(work, recipe_of(recipe, known, work.cwd))

@@ -18,6 +18,7 @@ from .values import Values
 
 log = logging.getLogger("hpc_ckpt.steward")
 
+ASIDE = ".aside"
 ATTEMPTS = 5
 AGAIN_AFTER_S = 0.2
 Stamps = dict[str, Stamp]
@@ -56,7 +57,7 @@ class Collector:
         found: Stamps = {}
         for pattern in self._recipe.restart.files:
             for path in self._values.files(pattern):
-                now = stamp(path)
+                now = None if path.name.endswith(ASIDE) else stamp(path)
                 if now is not None:
                     found[str(path)] = now
         return found
@@ -174,12 +175,22 @@ class Collector:
             log.warning("not saved: %s", why)
         return why
 
+    def put_aside(self, facts: Mapping[str, Any]) -> None:
+        """What is newer than the saved one would be taken in its place by the program."""
+        if not self._recipe.restart.aside:
+            return
+        saved = _saved_at(facts)
+        for path, mark in self.stamps().items():
+            if mark[1] > saved:
+                log.warning("moved away: %s, newer than what was saved, but not whole", path)
+                Path(path).replace(f"{path}{ASIDE}")
+
     def newer_than(self, facts: Mapping[str, Any]) -> str | None:
         """A whole restart file in place that was written after the saved one; its path."""
         sane = self._recipe.sane
         if sane is None or self._recipe.restart.pick != "newest":
             return None
-        saved = max((int(f["mtime_ns"]) for f in facts["files"] if not f.get("also")), default=0)
+        saved = _saved_at(facts)
         now = self.stamps()
         for path in sorted(now, key=lambda path: now[path][1], reverse=True):
             if now[path][1] <= saved:
@@ -196,6 +207,10 @@ class Collector:
             return True
         step = self._evidence.number(source, Path(path))
         return step is not None and step > int(saved)
+
+
+def _saved_at(facts: Mapping[str, Any]) -> int:
+    return max((int(f["mtime_ns"]) for f in facts["files"] if not f.get("also")), default=0)
 
 
 def put_all_back(restart: Path, facts: Mapping[str, Any], cwd: Path) -> str:

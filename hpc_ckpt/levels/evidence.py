@@ -120,9 +120,10 @@ class Evidence:
 
     def _texts_hold(self, test: Test, before: Mapping[str, Sequence[int]]) -> bool:
         path = self._values.path(str(test.where))
-        if path is None or (test.where != "{output}" and not self._is_new(str(test.where), before)):
+        printed = path is not None and path == self._work.log
+        if path is None or (not printed and not self._is_new(str(test.where), before)):
             return False
-        until = time.monotonic() + (LOG_S if test.where == "{output}" else 0.0)
+        until = time.monotonic() + (LOG_S if printed else 0.0)
         while True:
             text = tail(path)
             if test.no_text is not None and re.search(test.no_text, text, re.MULTILINE):

@@ -65,13 +65,16 @@ class Reader:
 
     def pattern(self, key: str) -> str | None:
         """A regular expression."""
-        text = self.text(key)
-        if text is not None:
+        return self.patterns(key)[0] if self.has(key) else None
+
+    def patterns(self, key: str) -> tuple[str, ...]:
+        found = self.texts(key)
+        for text in found:
             try:
                 re.compile(text)
             except re.error as error:
                 raise SpecError(f"{self.at(key)}: not a regular expression: {error}") from None
-        return text
+        return found
 
     def words(self, key: str) -> tuple[str, ...] | None:
         """A command: a list of words, or one line that is taken apart as a shell would."""
@@ -182,18 +185,20 @@ class RestartFiles:
     """newest: each of them is enough; all: they belong together."""
     copy: bool = True
     """False: only noted, for what is too large or kept by the program itself."""
+    aside: bool = False
+    """The program takes the newest it finds: newer ones than the saved one are moved away."""
 
     @classmethod
     def parse(cls, value: object, where: str) -> RestartFiles:
         if isinstance(value, (str, list, tuple)):
             value = {"files": value}
-        read = Reader(value, where, ("files", "pick", "copy"))
+        read = Reader(value, where, ("files", "pick", "copy", "aside"))
         files, pick = read.texts("files"), read.text("pick") or "newest"
         if not files:
             raise SpecError(f"{where}: files: missing; write the pattern of the restart files")
         if pick not in PICKS:
             raise SpecError(f"{read.at('pick')}: write newest or all, not {pick!r}")
-        return cls(files, pick, read.flag("copy", True))
+        return cls(files, pick, read.flag("copy", True), read.flag("aside", False))
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,32 @@ class Also:
 
 
 @dataclass(frozen=True)
+class Rewrite:
+    """A changed copy of one of the program's input files."""
+
+    source: str
+    target: str
+    replace: tuple[tuple[str, str], ...] = ()
+    """A regular expression, and what stands there instead; left out if a {name} is not known."""
+
+    @classmethod
+    def parse(cls, value: object, where: str) -> Rewrite:
+        read = Reader(value, where, ("from", "to", "replace"))
+        source, target = read.text("from"), read.text("to")
+        if source is None or target is None:
+            raise SpecError(f"{where}: write 'from' and 'to', the two files")
+        pairs = read.raw("replace") or {}
+        if not isinstance(pairs, Mapping):
+            raise SpecError(f"{read.at('replace')}: must be a mapping of 'regex: text'")
+        for regex in pairs:
+            try:
+                re.compile(str(regex))
+            except re.error as error:
+                raise SpecError(f"{read.at('replace')}: {regex!r}: {error}") from None
+        return cls(source, target, tuple((str(k), str(v)) for k, v in pairs.items()))
+
+
+@dataclass(frozen=True)
 class Edit:
     """What becomes of the command. A line with a {name} that is not known is left out."""
 
@@ -222,11 +253,26 @@ class Edit:
     append: tuple[str, ...] = ()
     command: str | tuple[str, ...] | None = None
     """Instead of the command that was given."""
+    swap: tuple[tuple[str, str], ...] = ()
+    """The word that is this value, and what stands there instead."""
+    write: tuple[Rewrite, ...] = ()
 
     @classmethod
     def parse(cls, value: object, where: str) -> Edit:
-        read = Reader(value, where, ("set", "append", "command"))
-        edit = cls(read.texts("set"), read.texts("append"), _command(read))
+        read = Reader(value, where, ("set", "append", "command", "swap", "write"))
+        swap, write = read.raw("swap") or {}, read.raw("write") or ()
+        if not isinstance(swap, Mapping):
+            raise SpecError(f"{read.at('swap')}: must be a mapping of 'name of a value: text'")
+        edit = cls(
+            read.texts("set"),
+            read.texts("append"),
+            _command(read),
+            tuple((str(name), str(text)) for name, text in swap.items()),
+            tuple(
+                Rewrite.parse(item, read.at("write"))
+                for item in (write if isinstance(write, (list, tuple)) else [write])
+            ),
+        )
         for key, lines in (("set", edit.set), ("append", edit.append)):
             for text in lines:
                 split(text, read.at(key))

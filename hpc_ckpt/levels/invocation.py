@@ -79,6 +79,11 @@ class Invocation:
         changed = (*self.words[:at], replace(_plain(value), gap=self.words[at].gap))
         return replace(self, words=(*changed, *self.words[at + 1 :]))
 
+    def with_swapped(self, old: str, new: str) -> Invocation:
+        """Another word in every place of one."""
+        swapped = (replace(_plain(new), gap=w.gap) if w.text == old else w for w in self.words[1:])
+        return replace(self, words=(self.words[0], *swapped))
+
     def with_words(self, words: Sequence[str]) -> Invocation:
         return replace(self, words=(*self.words, *map(_plain, words)))
 

@@ -41,15 +41,15 @@ class Recognised:
 
     programs: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    mentions: str | None = None
-    """Of a file that the command names."""
+    mentions: tuple[str, ...] = ()
+    """Each in one file that the command names."""
 
     @classmethod
     def parse(cls, value: object, where: str) -> Recognised:
         read = Reader(value, where, ("programs", "words", "mentions"))
         if not read.has("programs"):
             raise SpecError(f"{where}: programs: missing; write the program's name, or a pattern")
-        return cls(read.texts("programs"), read.texts("words"), read.pattern("mentions"))
+        return cls(read.texts("programs"), read.texts("words"), read.patterns("mentions"))
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,8 @@ class Recipe:
         if not self.recognised.programs:
             return False
         call = self.call(work)
-        return call is not None and (
-            self.recognised.mentions is None or _mentions(call, self.recognised.mentions, work.cwd)
-        )
+        wanted = self.recognised.mentions
+        return call is not None and (not wanted or _mentions(call, wanted, work.cwd))
 
 
 _WHY = {
@@ -161,15 +160,16 @@ def _items(value: object) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _mentions(call: Invocation, pattern: str, cwd: Path) -> bool:
+def _mentions(call: Invocation, patterns: tuple[str, ...], cwd: Path) -> bool:
     for word in call.words[1:]:
-        try:
-            with (cwd / word.text).open("rb") as stream:
-                text = stream.read(LOOK_INTO).decode("utf-8", "replace")
-        except (OSError, ValueError):
-            continue
-        if re.search(pattern, text):
-            return True
+        for name in (word.text, f"{word.text}.m"):  # MATLAB names scripts without their ending
+            try:
+                with (cwd / name).open("rb") as stream:
+                    text = stream.read(LOOK_INTO).decode("utf-8", "replace")
+            except (OSError, ValueError):
+                continue
+            if all(re.search(pattern, text) for pattern in patterns):
+                return True
     return False
 
 
@@ -283,4 +283,4 @@ def matching(recipes: Iterable[Recipe], work: Work) -> Recipe | None:
 def _demands(recipe: Recipe) -> tuple[bool, int, int]:
     seen = recipe.recognised
     own = not Path(recipe.origin).is_relative_to(resources.folder("templates"))
-    return own, (seen.mentions is not None) + len(seen.words), sum(map(len, seen.programs))
+    return own, len(seen.mentions) + len(seen.words), sum(map(len, seen.programs))

@@ -36,6 +36,9 @@ class Values:
         for name, value in recipe.values.items():
             self._found[name] = self._look(value)
 
+    def get(self, name: str) -> str | None:
+        return self._found.get(name)
+
     def fill(self, text: str, more: Mapping[str, str] | None = None) -> str | None:
         known = {**self._found, **(more or {})}
         names = _FIELD.findall(text)
