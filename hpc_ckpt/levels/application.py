@@ -167,7 +167,8 @@ class Application:
 
         Only once in a link: if the program does not take it, the saved ones are next.
         """
-        if self._tried_in_place or self._recipe.sane is None:
+        sane = self._recipe.sane
+        if self._tried_in_place or sane is None or not sane.finds_the_end:
             return None
         self._tried_in_place = True
         found = self._collector.newer_than(facts)

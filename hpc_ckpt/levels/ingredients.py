@@ -387,6 +387,11 @@ class Sane:
     command: tuple[str, ...] | None = None
     """Ends with code 0."""
 
+    @property
+    def finds_the_end(self) -> bool:
+        """Whether a file that was cut off does not pass."""
+        return bool(self.ends) or self.command is not None
+
     @classmethod
     def parse(cls, value: object, where: str) -> Sane:
         read = Reader(value, where, ("min_size", "begins", "ends", "command"))
