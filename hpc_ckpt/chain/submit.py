@@ -132,7 +132,13 @@ def _level(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> Choice:
         argv=tuple(spec.argv), cwd=cwd, environ=environ, gpus=int(bool(spec.resources.gpus))
     )
     recipes = load_recipes(cwd, environ)
-    return choose(work, spec.level, recipes=recipes, recipe=spec.recipe, tools=tools)
+    try:
+        return choose(work, spec.level, recipes=recipes, recipe=spec.recipe, tools=tools)
+    except SpecError as error:
+        written = loaded.spec_value.at(("recipe",))
+        if written is None or not str(error).startswith("recipe: "):
+            raise
+        raise SpecError(f"{written.origin}: {error}") from None
 
 
 def _survey() -> Survey | None:

@@ -440,6 +440,24 @@ def test_a_newer_file_in_place_is_taken_only_if_it_is_surely_whole(
     assert ("program", taken) == start.argv
 
 
+def test_a_newer_file_that_the_program_refuses_is_not_tried_twice(case: Case) -> None:
+    recipe = {
+        "name": "t",
+        "restart": "*.rst",
+        "sane": {"ends": "END"},
+        "resume": {"append": ["{restart}"]},
+        "complete": {"file": "out"},
+    }
+    script = case.cwd / "program"
+    script.write_text("grep -q good $1 || exit 9\necho 1 > out\n")
+    for name in "ab":
+        write = f"printf 'good END' > {name}.rst"
+        assert EXIT_SAVED == case.link(case.level(recipe), "bash", "-c", write)
+        time.sleep(0.01)
+    (case.cwd / "new.rst").write_text("bad END")
+    assert EXIT_COMPLETE == case.link(case.level(recipe), "bash", "program")
+
+
 # ── requests ──────────────────────────────────────────────────────────────────────────────
 def test_a_file_asks_and_is_taken_away(case: Case) -> None:
     recipe = {

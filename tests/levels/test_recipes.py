@@ -210,6 +210,15 @@ def cli(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=place, capture_output=True, text=True)
 
 
+def test_a_mistake_in_a_spec_is_said_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("command: ./old\nrecipe: {like: generic, sav: {}}\n")
+    command = [sys.executable, "-m", "hpc_ckpt.cli", "run", "s.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    said = "hpc-ckpt: s.yaml:2: recipe: unknown key 'sav'. Did you mean 'save'?\n"
+    assert (2, said) == (done.returncode, done.stderr)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_verb_lists_and_shows(tmp_path: Path) -> None:
     listed = cli(tmp_path).stdout
     assert all(re.search(rf"^{name} ", listed, re.MULTILINE) for name in NAMES)
