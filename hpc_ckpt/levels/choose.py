@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def choose(
         found = matching(known, work)
         why = "no recipe knows this command" if found is None else Application(found).probe(work)
         if found is not None and (why is None or wanted == "application"):
-            return _by_recipe(work, found, rejected)
+            chosen = _by_recipe(work, found, rejected)
+            return _with_others(chosen, work, tools or {}) if wanted == "auto" else chosen
         named = Kind.APPLICATION.value if found is None else found.name
         rejected.append((named, why or ""))
         if wanted == "application":
@@ -67,6 +69,13 @@ def _by_recipe(work: Work, found: Recipe, rejected: Sequence[tuple[str, str]] = 
         raise SpecError(f"recipe {found.name}: {why}")
     entry = {"name": level.name, "kind": Kind.APPLICATION.value, "recipe": found.to_json()}
     return Choice((entry,), level.name, found.title, tuple(rejected))
+
+
+def _with_others(chosen: Choice, work: Work, tools: Mapping[str, Any]) -> Choice:
+    """What nobody asked for by name gives way if it turns out not to work."""
+    others = _by_system(work, "auto", [], tools).entries
+    last = {"name": Plain.name, "kind": Kind.PLAIN.value}
+    return replace(chosen, entries=(*chosen.entries, *(others or (last,))))
 
 
 def _by_system(

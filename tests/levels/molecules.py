@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -139,15 +140,13 @@ def processes(place: Path, program: str, word: str) -> list[int]:
 
 
 def kill(place: Path, program: str, word: str) -> int:
-    """SIGKILL; how many there were."""
-    pids = processes(place, program, word)
+    """SIGKILL to the steward and then at once to the program; how many there were."""
+    pids = processes(place, "python", "hpc_ckpt.levels.steward")
+    pids += processes(place, program, word)
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # Slurm may have been as quick
+            os.kill(pid, signal.SIGKILL)
     return len(pids)
-
-
-def kill_steward(place: Path) -> int:
-    return kill(place, "python", "hpc_ckpt.levels.steward")
 
 
 def cut(path: Path) -> None:

@@ -174,7 +174,7 @@ def test_whole_commands_for_the_first_and_for_later_links(case: Case) -> None:
 
 def test_a_chain_by_the_command_line_survives_a_kill(count: Path, tmp_path: Path) -> None:
     """`hpc-ckpt run` with the recipe in the spec; program and steward are killed once."""
-    from molecules import kill, kill_steward
+    from molecules import kill
 
     place = tmp_path / "here"
     place.mkdir()
@@ -192,7 +192,6 @@ def test_a_chain_by_the_command_line_survives_a_kill(count: Path, tmp_path: Path
         end = time.monotonic() + 30
         while time.monotonic() < end and not store.keys():
             time.sleep(0.05)
-        kill_steward(place)
         kill(place, "count", "4000")
 
     striking = threading.Thread(target=strike)

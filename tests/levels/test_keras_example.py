@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from molecules import cut, kill, kill_steward
+from molecules import cut, kill
 
 from hpc_ckpt.levels.restarts import Restarts
 from hpc_ckpt.rundir import RunDir
@@ -51,7 +51,6 @@ def test_a_chain_of_the_keras_example_ends_with_the_same_loss(tmp_path: Path) ->
         end = time.monotonic() + 120
         while time.monotonic() < end and not store.keys():
             time.sleep(0.05)
-        kill_steward(place)
         kill(place, "python", EPOCHS)
         for path in (place / "training_2").glob("*.keras"):
             cut(path)

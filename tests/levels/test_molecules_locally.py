@@ -16,7 +16,6 @@ from molecules import (
     argon,
     cut,
     kill,
-    kill_steward,
     last_step,
     lennard_jones,
     require,
@@ -109,7 +108,6 @@ def test_lammps_goes_on_exactly_after_limits_a_kill_and_a_truncated_file(tmp_pat
     hurt: list[int] = []
 
     def strike() -> None:
-        kill_steward(tmp_path)
         hurt.append(kill(tmp_path, "lmp", "in.lj"))
         for path in tmp_path.glob("ck.*"):
             cut(path)
@@ -117,7 +115,7 @@ def test_lammps_goes_on_exactly_after_limits_a_kill_and_a_truncated_file(tmp_pat
     striking = at_first_restart(tmp_path, strike)
     status = chain(tmp_path, "lmp -in in.lj", "lammps", "7s")
     striking.join()
-    assert [1] == hurt
+    assert [2] == hurt
     assert "complete" == status["state"]
     causes = [link["cause"] for link in status["links"]]
     assert "complete" == causes[-1] and {"killed", "saved and left"} <= set(causes)
@@ -140,7 +138,6 @@ def test_what_was_written_after_the_last_save_is_not_lost(tmp_path: Path) -> Non
             if steps and max(steps) >= key.step + 3000:
                 break
             time.sleep(0.05)
-        kill_steward(tmp_path)
         kill(tmp_path, "lmp", "in.lj")
 
     striking = at_first_restart(tmp_path, strike)
@@ -157,7 +154,6 @@ def test_a_truncated_restart_of_gromacs_is_survived(tmp_path: Path, damage: str)
     argon(tmp_path, 150_000)
 
     def strike() -> None:
-        kill_steward(tmp_path)
         kill(tmp_path, "gmx", "mdrun")
         store = Restarts(RunDir(tmp_path / "run"))
         cut(tmp_path / "prod.cpt")

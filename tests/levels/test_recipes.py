@@ -191,6 +191,14 @@ def test_what_a_recipe_cannot_read_from_the_command_is_a_reason_to_look_further(
     assert "does not show {a}" in dict(choice.rejected)["lammps"]
 
 
+def test_a_recipe_that_was_not_asked_for_has_others_behind_it(tmp_path: Path) -> None:
+    this = work(tmp_path, "gmx", "mdrun")
+    names = [entry["name"] for entry in choose(this, recipes=SHIPPED.values()).entries]
+    assert ("gromacs", "plain") == (names[0], names[-1])
+    for asked in ({"wanted": "application"}, {"recipe": "gromacs"}):
+        assert 1 == len(choose(this, recipes=SHIPPED.values(), **asked).entries)  # type: ignore[arg-type]
+
+
 def test_the_node_needs_no_yaml_and_no_pydantic(tmp_path: Path) -> None:
     record = json.dumps(SHIPPED["gromacs"].to_json())
     code = (
