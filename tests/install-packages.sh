@@ -10,6 +10,8 @@ for package in $PACKAGES; do
         slurm-client) command -v sbatch >/dev/null || missing="$missing $package" ;;
         e2fsprogs) [ -x /usr/sbin/mkfs.ext4 ] || [ -x /sbin/mkfs.ext4 ] || missing="$missing $package" ;;
         util-linux) command -v unshare >/dev/null && command -v setpriv >/dev/null || missing="$missing $package" ;;
+        gromacs) command -v gmx >/dev/null || missing="$missing $package" ;;
+        lammps) command -v lmp >/dev/null || missing="$missing $package" ;;
         munge) [ -x /usr/sbin/munged ] || missing="$missing $package" ;;
         python3-venv) "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || missing="$missing $package" ;;
         *) command -v "$package" >/dev/null || missing="$missing $package" ;;

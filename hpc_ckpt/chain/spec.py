@@ -79,6 +79,11 @@ def _level(value: object) -> str:
     return shown
 
 
+def _recipe(value: object) -> str | dict[str, Any]:
+    """What is inside is checked with the recipes at hand."""
+    return dict(value) if isinstance(value, Mapping) else line(value)
+
+
 def _name(value: object) -> str:
     shown = line(value)
     if _NAME.fullmatch(shown) is None:
@@ -228,7 +233,7 @@ class Phase(Section):
 
     command: Annotated[Command, BeforeValidator(_command)]
     level: Annotated[str, BeforeValidator(_level)] = "auto"
-    recipe: Line | None = None
+    recipe: Annotated[str | dict[str, Any], BeforeValidator(_recipe)] | None = None
 
     @property
     def argv(self) -> list[str]:
@@ -251,8 +256,8 @@ class Spec(Section):
     tiers: Annotated[tuple[str, ...], BeforeValidator(checked(_tiers))] = ()
     """Fastest first: names of the profile's storage, directories (with a slash), or root."""
     level: Annotated[str, BeforeValidator(_level)] = "auto"
-    recipe: Line | None = None
-    """Which recipe knows the command, where none is found by its name."""
+    recipe: Annotated[str | dict[str, Any], BeforeValidator(_recipe)] | None = None
+    """Which recipe knows the command: a name, a file, or the recipe itself."""
     lead: Duration | None = None
     """How long a last save takes that no link has measured yet: `hpc-ckpt rehearse` says it."""
     then: tuple[Phase, ...] = ()

@@ -130,7 +130,14 @@ def _level(loaded: Loaded, asked: Spec | Phase, cwd: Path, environ: Mapping[str,
     tools = loaded.profile.tools.model_dump(mode="json")
     gpus = int(bool(loaded.spec.resources.gpus))
     work = Work(argv=tuple(asked.argv), cwd=cwd, environ=environ, gpus=gpus)
-    return choose(work, asked.level, recipes=load_recipes(), recipe=asked.recipe, tools=tools)
+    recipes = load_recipes(cwd, environ)
+    try:
+        return choose(work, asked.level, recipes=recipes, recipe=asked.recipe, tools=tools)
+    except SpecError as error:
+        written = loaded.spec_value.at(("recipe",))
+        if written is None or not str(error).startswith("recipe: "):
+            raise
+        raise SpecError(f"{written.origin}: {error}") from None
 
 
 def _later(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> list[Choice]:

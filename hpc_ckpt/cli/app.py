@@ -14,7 +14,7 @@ import typer
 
 from .. import __version__
 from ..errors import SpecError
-from . import adopting, levels, runs, site
+from . import adopting, cookbook, levels, runs, site
 from .options import AsJson, ProfileName, Root, place_of, run_of
 from .options import root_of as _root
 
@@ -305,6 +305,7 @@ def verify(root: Root = None, as_json: AsJson = False) -> None:
 
 
 app.command()(adopting.adopt)
+app.command()(cookbook.recipes)
 for _verb in runs.VERBS:
     app.command()(_verb)
 

@@ -53,7 +53,7 @@ def rehearse(
     choice = choose(
         work,
         level,
-        recipes=load_recipes(),
+        recipes=load_recipes(Path.cwd(), os.environ),
         tools=loaded.profile.tools.model_dump(mode="json"),
     )
     if not as_json:

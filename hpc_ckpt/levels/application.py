@@ -1,53 +1,300 @@
-"""Application level: a program's own restart files, by a recipe."""
+"""Application level: a program's own restart files, by a recipe.
+
+The program writes them, by itself or when asked; here they are collected into the run directory,
+generation by generation, and put back before the program goes on. A file that changes while it
+is copied, or that is none by the recipe's tests, is not kept.
+"""
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, Start, Work
+from ..errors import EXIT_SAVED
+from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
+from .collecting import Collector, put_all_back
+from .evidence import Evidence, stamp
+from .ingredients import Edit, Rewrite
+from .invocation import Invocation, named
 from .program import Program
 from .recipe import Recipe
+from .values import Values, times_left
+
+log = logging.getLogger("hpc_ckpt.steward")
+
+LOOK_EVERY_S = 0.1
+SETTLE_S = 0.5
+"""Restart files that have not changed for so long are taken to be written."""
+RESERVE_S = 1.0
+"""Of the time for a last save, for copying what is there."""
+WATCH_S = 2.0
+"""A program that does not take its restart file ends within about this long."""
+COLLECT_S = 5.0
+"""For a last save of a program that is asked nothing."""
 
 
 class Application:
-    """In the making."""
+    """One program, by one recipe."""
 
     kind = Kind.APPLICATION
-    lead_s = 30.0
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self.name = recipe.name
+        self.lead_s = _lead(recipe)
+        self._asked: Mapping[str, Any] | None = None
+        self._asked_file: Path | None = None
+        self._tried_in_place = False
 
     def probe(self, work: Work) -> str | None:
-        return "not available in this version"
+        recipe = self._recipe
+        call = recipe.call(work)
+        if call is None:
+            names = ", ".join(recipe.recognised.programs)
+            return (
+                f"no word of the command is one of {names}; a recipe of your own with "
+                f"'like: {recipe.name}' may name another program under 'recognise'"
+            )
+        values = Values(recipe, call, work)
+        missing = [values.unknown(pattern) for pattern in recipe.restart.files]
+        if missing and None not in missing:
+            return (
+                f"the command does not show {{{missing[0]}}}, which its restart files need; "
+                f"give it a default in a recipe of your own with 'like: {recipe.name}'"
+            )
+        return None
 
+    # ── beginning ─────────────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:
-        return Start(argv=work.argv, cwd=work.cwd, environ=work.environ)
+        call = self._open(work)
+        self._collector.seen_now()
+        self._before = self._final_stamps()
+        return self._start(work, call, self._recipe.first, {})
 
     def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
-        raise ResumeFailed("there is nothing to go on from")
+        call = self._open(work)
+        self._before = dict(facts.get("before") or {})
+        name = self._newer_in_place(work, facts)
+        if name is None:
+            try:
+                self._collector.put_aside(facts)
+                name = put_all_back(restart, facts, work.cwd)
+            except (OSError, KeyError) as error:
+                raise ResumeFailed(f"its files cannot be put back: {error}") from error
+        self._collector.seen_now()
+        return self._start(work, call, self._recipe.resume, {"restart": name})
 
     def resumed(self, program: Program, until: float) -> None:
-        return
+        code = program.wait(min(until, time.monotonic() + WATCH_S))
+        if code is not None and code > 0 and code != EXIT_SAVED and not self._done(code):
+            raise ResumeFailed(f"the program ended at once with code {code}")
 
+    def _open(self, work: Work) -> Invocation:
+        call = self._recipe.call(work)
+        if call is None:
+            raise ResumeFailed(self.probe(work) or "the command does not fit the recipe")
+        self._work = work
+        self._values = Values(self._recipe, call, work)
+        self._evidence = Evidence(self._values, work)
+        self._collector = Collector(self._recipe, self._values, self._evidence, work.cwd)
+        self._forget_request()
+        return call
+
+    def _start(self, work: Work, call: Invocation, edit: Edit, more: Mapping[str, str]) -> Start:
+        known = {**more, **self._limits(work)}
+        for rewrite in edit.write:
+            self._rewrite(rewrite, known)
+        argv = self._edited(call, edit, known)
+        log.info("runs: %s", " ".join(argv))
+        return Start(argv=argv, cwd=work.cwd, environ=work.environ)
+
+    def _limits(self, work: Work) -> dict[str, str]:
+        """A program that is asked stops by its own clock only if that was not heard."""
+        request = self._recipe.save
+        lead_s = request.lead_s / 2 if request.asks else request.lead_s
+        return times_left(work, lead_s, request.limit_share)
+
+    def _edited(self, call: Invocation, edit: Edit, known: Mapping[str, str]) -> tuple[str, ...]:
+        if edit.command is not None:
+            return self._replaced(edit.command, known)
+        for name, text in edit.swap:
+            old, new = self._values.get(name), self._values.fill(text, known)
+            if old is not None and new is not None:
+                call = call.with_swapped(old, new)
+        for text in edit.set:
+            words = self._values.line(text, known)
+            if words is not None:
+                call = call.with_option(words)
+        for text in edit.append:
+            words = self._values.line(text, known)
+            if words is not None:
+                call = call.with_words(words)
+        return call.argv()
+
+    def _rewrite(self, rewrite: Rewrite, known: Mapping[str, str]) -> None:
+        source = self._values.path(rewrite.source, known)
+        target = self._values.path(rewrite.target, known)
+        if source is None or target is None or not source.exists():
+            return
+        text = source.read_bytes().decode("latin-1")
+        for regex, template in rewrite.replace:
+            new = self._values.fill(template, known)
+            if new is not None:
+                text = re.sub(regex, lambda _, new=new: new, text, count=1)  # type: ignore[misc]
+        draft = target.with_name(f".{target.name}.hpc-ckpt")
+        draft.write_bytes(text.encode("latin-1", "replace"))
+        draft.replace(target)
+
+    def _replaced(self, command: str | Sequence[str], known: Mapping[str, str]) -> tuple[str, ...]:
+        if isinstance(command, str):
+            text = self._values.fill(command, known)
+            argv = None if text is None else ["bash", "-o", "pipefail", "-c", text]
+        else:
+            argv = self._values.words(tuple(command), known)
+        if argv is None:
+            raise ResumeFailed(f"recipe {self.name}: not every name in {command!r} is known")
+        return tuple(argv)
+
+    def _newer_in_place(self, work: Work, facts: Mapping[str, Any]) -> str | None:
+        """What was written after the last save of a link that was killed: taken, if it is whole.
+
+        Only once in a link: if the program does not take it, the saved ones are next.
+        """
+        sane = self._recipe.sane
+        if self._tried_in_place or sane is None or not sane.finds_the_end:
+            return None
+        self._tried_in_place = True
+        found = self._collector.newer_than(facts)
+        if found is not None:
+            log.info("%s is newer than what was saved, and whole", found)
+        return found
+
+    # ── saving ────────────────────────────────────────────────────────────────────────────
     def ask(self, program: Program, into: Path, moment: Moment) -> None:
-        raise NothingNew("not available in this version")
+        request = self._recipe.save
+        self._asked = None
+        if program.poll() is not None or not request.asks or (request.stops and not moment.last):
+            return
+        self._asked = self._collector.stamps()
+        if request.signal is not None:
+            for pid in self._addressees(program):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, request.signal)
+        elif request.file is not None:
+            self._make_request(request.file, request.text)
+        elif request.command is not None:
+            argv = self._values.words(request.command, {"pid": str(program.pid)})
+            if argv is None or self._evidence.run(argv) != 0:
+                raise SaveFailed(f"the command that asks for a save failed: {request.command}")
 
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
-        raise NothingNew("not available in this version")
+        written = self._wait_written(program, moment)
+        try:
+            collected = self._collector.collect(into, SETTLE_S if program.poll() is None else 0.0)
+        except NothingNew:
+            if written:
+                raise
+            raise SaveFailed(
+                "asked for its restart files, the program wrote none in time"
+            ) from None
+        restart = into / collected.stored if collected.stored else None
+        progress = self._recipe.progress
+        step = None if progress is None else self._evidence.number(progress, restart)
+        facts = {**collected.facts(), "before": self._before, "step": step}
+        return Saved(step=step, facts=facts, lead_s=self.lead_s)
 
+    def _wait_written(self, program: Program, moment: Moment) -> bool:
+        """Whether what was asked for came, or nothing was asked for."""
+        if self._asked is None:
+            return True
+        until = moment.until - RESERVE_S
+        if not moment.last:
+            until = min(until, time.monotonic() + self._recipe.save.lead_s)
+        changed, since = self._asked, time.monotonic()
+        while time.monotonic() < until:
+            if program.wait(time.monotonic() + LOOK_EVERY_S) is not None:
+                return True
+            if self._recipe.save.stops:
+                continue
+            now = self._collector.stamps()
+            if now != changed:
+                changed, since = now, time.monotonic()
+            elif now != self._asked and time.monotonic() - since >= SETTLE_S:
+                return True
+        return False
+
+    def _addressees(self, program: Program) -> list[int]:
+        """The program itself behind shells and launchers; else whatever has no children."""
+        tree = program.tree()
+        patterns = self._recipe.recognised.programs
+        found = [pid for pid in tree if patterns and named(_first_word(pid), patterns)]
+        return found or program.leaves()
+
+    def _make_request(self, file: str, text: str) -> None:
+        path = self._values.path(file)
+        if path is None:
+            raise SaveFailed(f"save.file: not every name in {file!r} is known")
+        draft = path.with_name(f".{path.name}.hpc-ckpt")
+        draft.write_text(text + "\n" if text else "", encoding="utf-8")
+        draft.replace(path)
+        self._asked_file = path
+
+    def _forget_request(self) -> None:
+        """A request that nobody took away would stop the next link at once."""
+        request = self._recipe.save
+        path = None if request.file is None else self._values.path(request.file)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    # ── the end ───────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
-        return None
+        return self._done(code)
+
+    def _done(self, code: int) -> bool:
+        return any(self._evidence.complete(t, code, self._before) for t in self._recipe.complete)
+
+    def _final_stamps(self) -> dict[str, list[int]]:
+        """Of the files that will show the end, as they were before anything ran."""
+        found = {}
+        for test in self._recipe.complete:
+            for text in (test.file, test.where):
+                path = None if text is None else self._values.path(text)
+                now = None if path is None else stamp(path)
+                if now is not None:
+                    found[str(path)] = list(now)
+        return found
 
     def own_failure(self, code: int) -> str | None:
         return None
 
     def progress(self, program: Program) -> int | None:
-        return None
+        source = self._recipe.progress
+        return None if source is None else self._evidence.number(source, self._collector.newest())
 
     def close(self) -> None:
-        return
+        if self._asked_file is not None:
+            self._asked_file.unlink(missing_ok=True)
+
+
+def _lead(recipe: Recipe) -> float:
+    request = recipe.save
+    if request.asks:
+        return request.lead_s
+    lines = (*recipe.first.set, *recipe.first.append, *recipe.resume.set, *recipe.resume.append)
+    limited = any("_left}" in line for line in lines)
+    return request.lead_s / 2 if limited else min(request.lead_s, COLLECT_S)
+
+
+def _first_word(pid: int) -> str:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return os.fsdecode(line.partition(b"\0")[0])

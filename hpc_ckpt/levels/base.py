@@ -37,6 +37,8 @@ class Work:
     """A directory of this link for sockets, port files and the like."""
     kept: Path | None = None
     """A directory of the chain for what a program writes over more than one link."""
+    log: Path | None = None
+    """What the program prints is there a moment later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ class Saved:
     """Grows with the work; None: the level cannot tell, and saves are counted."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What resume() needs beside the files; kept in the manifest as JSON."""
+    lead_s: float | None = None
+    """How long a last save takes, where the time this one took says nothing of that."""
 
 
 class SaveFailed(HpcCkptError):

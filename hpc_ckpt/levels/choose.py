@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from .choice import Choice
 from .criu import Criu
 from .dmtcp import Dmtcp
 from .plain import WARNING, Plain
-from .recipe import Recipe, matching
+from .recipe import Recipe, matching, recipe_of
 
 LOOK_INTO = 1024**2
 """Of a script: a line that imports the Checkpointer is near its top."""
@@ -33,13 +34,13 @@ def choose(
     wanted: str = "auto",
     *,
     recipes: Iterable[Recipe] = (),
-    recipe: str | None = None,
+    recipe: str | Mapping[str, Any] | None = None,
     tools: Mapping[str, Any] | None = None,
 ) -> Choice:
-    """`wanted` is one of choice.LEVELS; `recipe` names one; `tools` is the profile's section."""
+    """`wanted`: one of choice.LEVELS; `recipe`: a name or a recipe; `tools`: the profile's."""
     known = list(recipes)
     if recipe is not None:
-        return _by_recipe(work, _named(known, recipe))
+        return _by_recipe(work, recipe_of(recipe, known, work.cwd))
     if wanted in ("auto", "model"):
         own = speaks_for_itself(work)
         if own is not None or wanted == "model":
@@ -47,9 +48,12 @@ def choose(
     rejected = [(Kind.MODEL.value, "no file of the command mentions hpc_ckpt")]
     if wanted in ("auto", "application"):
         found = matching(known, work)
-        if found is not None:
-            return _by_recipe(work, found, rejected)
-        rejected.append((Kind.APPLICATION.value, "no recipe knows this command"))
+        why = "no recipe knows this command" if found is None else Application(found).probe(work)
+        if found is not None and (why is None or wanted == "application"):
+            chosen = _by_recipe(work, found, rejected)
+            return _with_others(chosen, work, tools or {}) if wanted == "auto" else chosen
+        named = Kind.APPLICATION.value if found is None else found.name
+        rejected.append((named, why or ""))
         if wanted == "application":
             raise SpecError(
                 "level: application: no recipe knows this command; name one with 'recipe:' "
@@ -65,6 +69,13 @@ def _by_recipe(work: Work, found: Recipe, rejected: Sequence[tuple[str, str]] = 
         raise SpecError(f"recipe {found.name}: {why}")
     entry = {"name": level.name, "kind": Kind.APPLICATION.value, "recipe": found.to_json()}
     return Choice((entry,), level.name, found.title, tuple(rejected))
+
+
+def _with_others(chosen: Choice, work: Work, tools: Mapping[str, Any]) -> Choice:
+    """What nobody asked for by name gives way if it turns out not to work."""
+    others = _by_system(work, "auto", [], tools).entries
+    last = {"name": Plain.name, "kind": Kind.PLAIN.value}
+    return replace(chosen, entries=(*chosen.entries, *(others or (last,))))
 
 
 def _by_system(
@@ -93,13 +104,6 @@ def _by_system(
 def _by_module(tool: Mapping[str, Any] | None) -> bool:
     """Only the node can say whether a module brings it."""
     return bool(tool and tool.get("module"))
-
-
-def _named(recipes: Iterable[Recipe], name: str) -> Recipe:
-    found = {recipe.name: recipe for recipe in recipes}
-    if name not in found:
-        raise SpecError(f"recipe: no recipe {name!r}; known: {', '.join(sorted(found))}")
-    return found[name]
 
 
 def levels_of(entries: Iterable[Mapping[str, Any]]) -> list[Level]:

@@ -72,6 +72,12 @@ class Program:
         """The process and its descendants, those that live."""
         return tree_of(self.pid)
 
+    def leaves(self) -> list[int]:
+        """Those of the tree without children."""
+        mine = set(self.tree())
+        parents = {int(fields[1]) for _, fields in _processes()}
+        return sorted(mine - parents)
+
     def processor_s(self) -> float:
         """Processor time of the tree, ended children included."""
         mine = set(self.tree())

@@ -1,35 +1,286 @@
-"""A recipe: the YAML that teaches how an application saves and goes on."""
+"""A recipe: the YAML that teaches how an application saves and goes on.
+
+The shipped ones are in templates/recipes; a person's own outrank them. Only the login node reads
+YAML: into chain.json, and so to the node, a recipe goes as plain JSON.
+"""
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from .. import resources
+from ..errors import SpecError
+from ..settings import merge
 from .base import Work
+from .ingredients import Also, Edit, Number, Reader, Request, RestartFiles, Sane, Test, Value
+from .invocation import Invocation, find
+
+NOT_RUN = "not run here"
+BUILT_IN = frozenset(
+    ("program", "restart", "pid", "output", "hours_left", "minutes_left", "seconds_left",
+     "time_left")
+)  # fmt: skip
+_KEYS = ("name", "title", "tried", "note", "like", "recognise", "values", "restart", "also",
+         "first", "resume", "save", "complete", "progress", "sane")  # fmt: skip
+_TAKEN = ("auto", "model", "application", "system", "dmtcp", "criu", "plain")
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
+LOOK_INTO = 1024**2
+"""Of a script."""
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """How a command shows that it is of this kind; nothing: only by the recipe's name."""
+
+    programs: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    mentions: tuple[str, ...] = ()
+    """Each in one file that the command names."""
+
+    @classmethod
+    def parse(cls, value: object, where: str) -> Recognised:
+        read = Reader(value, where, ("programs", "words", "mentions"))
+        if not read.has("programs"):
+            raise SpecError(f"{where}: programs: missing; write the program's name, or a pattern")
+        return cls(read.texts("programs"), read.texts("words"), read.patterns("mentions"))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Checked; as JSON it travels in chain.json, so that the node needs no YAML."""
+    """Checked. `source` is what it was made from."""
 
     name: str
     title: str
+    tried: str
+    note: str
+    recognised: Recognised
+    values: Mapping[str, Value]
+    restart: RestartFiles
+    also: tuple[Also, ...]
+    first: Edit
+    resume: Edit
+    save: Request
+    complete: tuple[Test, ...]
+    """Any of them."""
+    progress: Number | None
+    sane: Sane | None
+    source: Mapping[str, Any]
+    origin: str
+
+    @property
+    def was_tried(self) -> bool:
+        return self.tried != NOT_RUN
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "title": self.title}
+        return dict(self.source)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Recipe:
-        return cls(str(record["name"]), str(record["title"]))
+        return cls.parse(record, f"recipe {record.get('name')}")
+
+    @classmethod
+    def parse(cls, source: object, origin: str) -> Recipe:
+        """Raises SpecError: where, which key, what to write."""
+        read = Reader(source, origin, _KEYS)
+        for key in ("name", "restart", "complete"):
+            if not read.has(key):
+                raise SpecError(f"{origin}: {key}: missing{_WHY[key]}")
+        name = read.text("name") or ""
+        if _NAME.fullmatch(name) is None or name in _TAKEN:
+            raise SpecError(
+                f"{origin}: name: {name!r} cannot be one: small letters, digits, - . _, "
+                f"and none of {', '.join(_TAKEN)}"
+            )
+        values = read.raw("values") or {}
+        if not isinstance(values, Mapping):
+            raise SpecError(f"{read.at('values')}: must be a mapping of names")
+        recipe = cls(
+            name=name,
+            title=read.text("title") or name,
+            tried=read.text("tried") or NOT_RUN,
+            note=read.text("note") or "",
+            recognised=_part(read, "recognise", Recognised),
+            values={
+                key: Value.parse(v, f"{read.at('values')}: {key}") for key, v in values.items()
+            },
+            restart=RestartFiles.parse(read.raw("restart"), read.at("restart")),
+            also=tuple(Also.parse(item, read.at("also")) for item in _items(read.raw("also"))),
+            first=_part(read, "first", Edit),
+            resume=_part(read, "resume", Edit),
+            save=_part(read, "save", Request),
+            complete=tuple(
+                Test.parse(t, read.at("complete")) for t in _items(read.raw("complete"))
+            ),
+            progress=Number.parse(read.raw("progress"), read.at("progress"))
+            if read.has("progress")
+            else None,
+            sane=Sane.parse(read.raw("sane"), read.at("sane")) if read.has("sane") else None,
+            source=dict(source) if isinstance(source, Mapping) else {},
+            origin=origin,
+        )
+        _check_fields(recipe)
+        return recipe
+
+    def call(self, work: Work) -> Invocation | None:
+        """Where the command calls the program."""
+        seen = self.recognised
+        return find(work.argv, seen.programs, seen.words, work.environ)
+
+    def knows(self, work: Work) -> bool:
+        """Whether the command is of this kind, by what it shows."""
+        if not self.recognised.programs:
+            return False
+        call = self.call(work)
+        wanted = self.recognised.mentions
+        return call is not None and (not wanted or _mentions(call, wanted, work.cwd))
 
 
-def load_recipes() -> list[Recipe]:
-    """Those shipped, and those of the user, which outrank them."""
-    return []
+_WHY = {
+    "name": "",
+    "restart": "; write the pattern of the restart files",
+    "complete": "; write how to tell that the work is done, as {file: result.dat}; "
+    "{exit_code: 0} if the program's own word is enough",
+}
+
+
+def _part(read: Reader, key: str, kind: Any) -> Any:
+    return kind.parse(read.raw(key), read.at(key)) if read.has(key) else kind()
+
+
+def _items(value: object) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _mentions(call: Invocation, patterns: tuple[str, ...], cwd: Path) -> bool:
+    for word in call.words[1:]:
+        for name in (word.text, f"{word.text}.m"):  # MATLAB names scripts without their ending
+            try:
+                with (cwd / name).open("rb") as stream:
+                    text = stream.read(LOOK_INTO).decode("utf-8", "replace")
+            except (OSError, ValueError):
+                continue
+            if all(re.search(pattern, text) for pattern in patterns):
+                return True
+    return False
+
+
+def _check_fields(recipe: Recipe) -> None:
+    """A {name} that nobody defines is a mistake, not an empty place in a command."""
+    known = BUILT_IN | set(recipe.values)
+    for path, text in _texts(recipe.source, ()):
+        if path[0] in ("title", "tried", "note") or path[-1] in _REGEXES:
+            continue
+        for name in _FIELD.findall(text):
+            if name not in known:
+                raise SpecError(
+                    f"{recipe.origin}: {'.'.join(path)}: {{{name}}} is not known; define it under "
+                    f"'values', or use one of {', '.join(sorted(known))}"
+                )
+
+
+_REGEXES = ("regex", "word", "text", "no_text", "bytes", "mentions", "begins", "ends")
+
+
+def _texts(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(item, (*path, str(key)))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item, path)
+    elif isinstance(value, str):
+        yield path, value
+
+
+# ── where they are ────────────────────────────────────────────────────────────────────────
+def load_recipes(cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> list[Recipe]:
+    """Those shipped, those of the user and those of the project; the later outrank."""
+    made: dict[str, Recipe] = {}
+    for folder in _folders(cwd or Path.cwd(), os.environ if environ is None else environ):
+        below = {name: recipe.source for name, recipe in made.items()}
+        sources = [(read_source(path), str(path)) for path in _files(folder)]
+        for source, origin in sources:
+            if "restart" not in source and "like" not in source:
+                continue  # ./recipes may hold others' files
+            beside = {str(other["name"]): other for other, _ in sources if other is not source}
+            whole = _whole(source, {**beside, **below}, origin)
+            made[str(whole["name"])] = Recipe.parse(whole, origin)
+    return sorted(made.values(), key=lambda recipe: recipe.name)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted((*folder.glob("*.yaml"), *folder.glob("*.yml")))
+
+
+def recipe_of(wanted: str | Mapping[str, Any], recipes: Iterable[Recipe], cwd: Path) -> Recipe:
+    """What a spec means by `recipe:`: a name, the path of a file, or the recipe itself."""
+    known = {recipe.name: recipe for recipe in recipes}
+    sources = {name: recipe.source for name, recipe in known.items()}
+    if not isinstance(wanted, str):
+        source, origin = {"name": "inline", **wanted}, "recipe"
+        return Recipe.parse(_whole(source, sources, origin), origin)
+    if "/" in wanted or wanted.endswith((".yaml", ".yml")):
+        return Recipe.parse(_whole(read_source(cwd / wanted), sources, wanted), wanted)
+    if wanted not in known:
+        raise SpecError(f"recipe: no recipe {wanted!r}; known: {', '.join(sorted(known))}")
+    return known[wanted]
+
+
+def read_source(path: Path) -> dict[str, Any]:
+    """A recipe's file as plain text; the name of the file is its name if it says none."""
+    import yaml
+
+    try:
+        source = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(source, dict):
+        raise SpecError(f"{path}: must be a mapping of 'key: value'")
+    return {"name": path.stem.lower(), **source}
+
+
+def _folders(cwd: Path, environ: Mapping[str, str]) -> Iterator[Path]:
+    yield resources.folder("templates") / "recipes"
+    above = environ.get("XDG_CONFIG_HOME")
+    home = environ.get("HOME")
+    if above or home:
+        yield (Path(above) if above else Path(str(home)) / ".config") / "hpc_ckpt" / "recipes"
+    yield cwd / "recipes"
+
+
+def _whole(
+    source: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]], origin: str
+) -> dict[str, Any]:
+    """With what the recipe it is like has, where it says nothing itself."""
+    parent = source.get("like")
+    if parent is None:
+        return dict(source)
+    if parent not in known:
+        raise SpecError(f"{origin}: like: no recipe {parent!r}; known: {', '.join(sorted(known))}")
+    below = _whole(known[str(parent)], {k: v for k, v in known.items() if k != parent}, origin)
+    inherited = {key: item for key, item in below.items() if key not in ("tried", "note")}
+    own = {key: item for key, item in source.items() if key != "like"}
+    return merge(inherited, own)
 
 
 def matching(recipes: Iterable[Recipe], work: Work) -> Recipe | None:
-    """The recipe that knows this command."""
-    return None
+    """The recipe that knows this command; a person's own before one that asks for more."""
+    found = [recipe for recipe in recipes if recipe.knows(work)]
+    return max(found, key=_demands, default=None)
+
+
+def _demands(recipe: Recipe) -> tuple[bool, int, int]:
+    seen = recipe.recognised
+    own = not Path(recipe.origin).is_relative_to(resources.folder("templates"))
+    return own, len(seen.mentions) + len(seen.words), sum(map(len, seen.programs))

@@ -46,6 +46,8 @@ class Trials:
 
     def save(self, name: str) -> None:
         self._once("saved", name)
+        if name in self._of("failed"):  # an earlier save had failed: it works after all
+            self._note("failed", {k: why for k, why in self._of("failed").items() if k != name})
 
     def has_saved(self, name: str) -> bool:
         """A level that has saved once is not given up for one save that failed."""

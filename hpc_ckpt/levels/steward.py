@@ -1,9 +1,4 @@
-"""The steward: runs one link of a program that cannot be changed, and saves for it.
-
-It stands where a program with a Checkpointer would: told by the notice and deadline files, it
-leaves events, restarts, an outcome and an exit code. Which level saves is tried in the order of
-chain.json; one that turns out not to work here gives way to the next.
-"""
+"""The steward's process: what the link runner starts in place of the user's command."""
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
@@ -16,340 +11,24 @@ import signal
 import socket
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import rundir as wall
-from ..errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED, Fenced, HpcCkptError, SpecError
-from ..events import Event, EventLog
-from ..lease import Lease
-from ..policy.interval import EveryTime
-from ..rundir import (
-    CheckpointKey,
-    Done,
-    Outcome,
-    Result,
-    RunDir,
-    phase_of,
-    read_notice,
-    write_outcome,
-)
-from ..settings import Settings, margin, resolve
-from .base import Level, Moment, NothingNew, ResumeFailed, SaveFailed, Start, StartFailed, Work
-from .program import Program
-from .record import Trials
-from .relay import Relay
-from .restarts import Restart, Restarts
+from ..errors import HpcCkptError
+from ..events import EventLog
+from ..rundir import RunDir, phase_of
+from ..settings import resolve
+from .base import Work
+from .stewardship import Steward
 
 log = logging.getLogger("hpc_ckpt.steward")
 
-TICK_S = 0.25
-LEAD_SHARE = 0.4
-"""Of a link, for its last save: one shorter than a guess would otherwise do no work at all."""
-SAVE_FACTOR = 1.5
-"""The next save may be slower than any yet seen."""
-INTERVAL_S = 600.0
-RESUME_S = 120.0
-"""A program that is not back after this long will not come back; longer for large restarts."""
-SLOW_READ = 50 * 1024**2
-"""Bytes a second of a file system that is still worth waiting for."""
-UNKNOWN_END_S = 60.0
-"""For a last save after a notice where no end is known."""
 _OWN = (wall.ENV_ROOT, wall.ENV_GENERATION, wall.ENV_OUTCOME, wall.ENV_SETTINGS, wall.ENV_BACKEND)
 """Not for the program: a Checkpointer inside it would take itself for this link."""
 
 
-class LevelFailed(Exception):
-    """This level does not work for this program here; the next one may."""
-
-
-class Steward:
-    """One link, from the choice of a level to the outcome."""
-
-    def __init__(
-        self,
-        place: RunDir,
-        generation: int,
-        work: Work,
-        levels: Sequence[Level],
-        settings: Settings,
-        events: EventLog,
-        lead_s: float | None = None,
-    ) -> None:
-        self._place = place
-        self._lease = Lease(place, generation)
-        self._work = work
-        self._levels = levels
-        self._events = events
-        self._keep = settings.keep.last
-        policy = settings.policy
-        self._interval_s = policy.seconds if isinstance(policy, EveryTime) else INTERVAL_S
-        self._restarts = Restarts(place)
-        self._trials = Trials(place, generation, events)
-        self._entered = time.time()
-        self._lead_s = lead_s
-        self._save_s: float | None = None
-        self._stall_s = 0.0
-        self._tried_at = time.monotonic()
-        self._relay: Relay | None = None
-
-    def run(self) -> int:
-        """The exit code of the link's program."""
-        self._restarts.sweep(self._lease.generation)
-        for level in self._levels:
-            why = self._trials.failed(level.name) or level.probe(self._work)
-            if why is not None:
-                self._trials.reject(level.name, why)
-                continue
-            try:
-                return self._with(level)
-            except (LevelFailed, StartFailed) as failure:
-                self._trials.fail(level.name, str(failure))
-            except ResumeFailed as failure:
-                return self._leave(Result.FAILED, self._step(), str(failure))
-            finally:
-                level.close()
-        return self._leave(Result.FAILED, None, "no level is left to run the program with")
-
-    # ── one level ─────────────────────────────────────────────────────────────────────────
-    def _with(self, level: Level) -> int:
-        self._trials.choose(level.name, level.kind.value)
-        program = self._begin(level)
-        try:
-            return self._attend(level, program)
-        except Fenced as fenced:
-            self._events.emit(Event.FENCED, newer=fenced.newer)
-            log.warning("overtaken by link %d: nothing of this link counts", fenced.newer)
-            return EXIT_SAVED
-        finally:
-            program.end()
-            if self._relay is not None:
-                self._relay.close()
-
-    def _begin(self, level: Level) -> Program:
-        """From the newest restart that the level can go on from, or from the beginning."""
-        skipped: list[str] = []
-        refused = False
-
-        def skip(key: CheckpointKey, why: str) -> None:
-            skipped.append(f"{key.directory_name}: {why}")
-            log.warning("skipped %s: %s", key.directory_name, why)
-
-        for restart in self._restarts.newest(level.name, skip):
-            began = time.monotonic()
-            try:
-                program = self._resume(level, restart)
-            except ResumeFailed as error:
-                refused = True
-                skip(restart.key, f"did not restart: {error}")
-                continue
-            self._events.emit(
-                Event.RESTORED,
-                step=restart.key.step,
-                checkpoint=restart.key.directory_name,
-                tier="restarts",
-                skipped=skipped,
-                seconds=round(time.monotonic() - began, 3),
-            )
-            return program
-        if refused:
-            why = "no restart of it could be gone on from: " + "; ".join(skipped)
-            # It worked before: another node may do, and to begin anew would lose everything.
-            raise ResumeFailed(why) if self._trials.survived(level.name) else LevelFailed(why)
-        self._events.emit(Event.STARTED_FRESH, skipped=skipped)
-        return self._start(level.first(self._work))
-
-    def _resume(self, level: Level, restart: Restart) -> Program:
-        log.info("goes on from %s", restart.key.directory_name)
-        program = self._start(level.resume(self._work, restart.path, restart.facts))
-        try:
-            level.resumed(program, time.monotonic() + RESUME_S + restart.size / SLOW_READ)
-        except BaseException:
-            program.end()
-            raise
-        self._trials.survive(level.name)
-        return program
-
-    def _start(self, start: Start) -> Program:
-        if start.output is not None:
-            if self._relay is not None:
-                self._relay.close()
-            self._relay = Relay(start.output)
-        try:
-            return Program(start.argv, start.cwd, start.environ, start.output)
-        except OSError as error:
-            raise SpecError(f"{start.argv[0]}: {error.strerror}") from error
-
-    def _attend(self, level: Level, program: Program) -> int:
-        self._tried_at = time.monotonic()
-        while True:
-            code = program.wait(time.monotonic() + TICK_S)
-            if code is not None:
-                return self._after(level, program, code)
-            why = self._why_end(level)
-            if why is not None:
-                return self._end_link(level, program, why)
-            if time.monotonic() >= self._tried_at + self._interval_s:
-                self._save(level, program, f"every {self._interval_s:g} s", last=False)
-
-    def _why_end(self, level: Level) -> str | None:
-        """The first word is read by the link runner."""
-        generation = self._lease.generation
-        notice = read_notice(self._place.notice_file(generation))
-        if notice is not None:
-            return "notice: " + ", ".join(dict.fromkeys(notice.sources))
-        halted = self._place.halted()
-        if halted is not None:
-            return f"halt: {halted}"
-        end = self._place.deadline(generation)
-        if end is None:
-            return None
-        link_s = end - self._entered
-        needed = min(self._lead(level), LEAD_SHARE * link_s) + margin(link_s)
-        left = end - time.time()
-        return f"deadline: {left:.1f} s left" if left <= needed else None
-
-    def _lead(self, level: Level) -> float:
-        """Before anything is measured: what a rehearsal said, or the level's own guess."""
-        if self._save_s is not None:
-            return SAVE_FACTOR * self._save_s
-        return level.lead_s if self._lead_s is None else self._lead_s
-
-    def _until(self) -> float:
-        """By when a last save must be over, in time.monotonic()."""
-        end = self._place.deadline(self._lease.generation)
-        if end is None:
-            return time.monotonic() + UNKNOWN_END_S
-        left = end - time.time() - margin(end - self._entered) / 2
-        return time.monotonic() + max(left, 1.0)
-
-    # ── saves ─────────────────────────────────────────────────────────────────────────────
-    def _save(self, level: Level, program: Program, reason: str, *, last: bool) -> Restart | None:
-        """None: none was made; the program goes on if it can."""
-        self._tried_at = began = time.monotonic()
-        until = self._until() if last else began + max(self._interval_s, UNKNOWN_END_S)
-        moment = Moment(until=until, last=last)
-        self._events.emit(Event.SAVE_STARTED, step=self._step(), reason=reason)
-        try:
-            restart = self._make(level, program, moment, reason)
-        except NothingNew as nothing:
-            self._events.emit(Event.SAVE_SKIPPED, step=self._step(), reason=str(nothing))
-            return None
-        except (SaveFailed, OSError) as error:
-            self._save_failed(level, program, error)
-            return None
-        self._save_s = time.monotonic() - began
-        self._stall_s += self._save_s
-        self._trials.save(level.name)
-        self._events.emit(
-            Event.COMMITTED,
-            step=restart.key.step,
-            checkpoint=restart.key.directory_name,
-            tier="restarts",
-            bytes=restart.size,
-            stall_s=round(self._save_s, 3),
-            save_s=round(self._save_s, 3),
-        )
-        for key in self._restarts.retain(self._keep):
-            self._events.emit(Event.REMOVED, checkpoint=key.directory_name, tier="restarts")
-        return restart
-
-    def _make(self, level: Level, program: Program, moment: Moment, reason: str) -> Restart:
-        with self._restarts.stage(self._lease.generation) as staging:
-            level.ask(program, staging.path, moment)
-            saved = level.wait(program, staging.path, moment)
-            before = self._step()
-            return staging.commit(
-                level=level.name,
-                step=before + 1 if saved.step is None else saved.step,
-                reason=reason,
-                facts=saved.facts,
-                guard=self._lease.check,
-            )
-
-    def _save_failed(self, level: Level, program: Program, error: Exception) -> None:
-        self._events.emit(Event.SAVE_FAILED, step=self._step(), error=str(error))
-        log.warning("save failed: %s", error)
-        if self._trials.has_saved(level.name):
-            return
-        if program.poll() is not None:
-            raise LevelFailed(f"its first save failed and ended the program: {error}")
-        self._trials.fail(level.name, f"its first save failed: {error}")
-
-    # ── the end ───────────────────────────────────────────────────────────────────────────
-    def _end_link(self, level: Level, program: Program, why: str) -> int:
-        self._events.emit(Event.STOPPING, step=self._step(), reason=why)
-        self._save(level, program, why, last=True)
-        code = program.poll()
-        program.end()
-        if code is not None and self._is_complete(level, code):
-            return self._complete()
-        newest = self._newest()
-        if newest is None:
-            return self._leave(Result.SAVED, 0, f"{why}; nothing could be saved")
-        return self._leave(Result.SAVED, newest.step, why)
-
-    def _after(self, level: Level, program: Program, code: int) -> int:
-        """It has ended by itself."""
-        if self._is_complete(level, code):
-            return self._complete()
-        if code == EXIT_SAVED:
-            return code  # its own word, and nobody else's: judged by that
-        own = level.own_failure(code)
-        if own is not None and not self._trials.has_saved(level.name):
-            raise LevelFailed(own)
-        saved = self._save(level, program, f"it ended with code {code}", last=True)
-        if code == EXIT_COMPLETE:
-            step = self._step()
-            if saved is None:
-                reason = "it ended with code 0 but the work is not complete, and nothing was saved"
-                return self._leave(Result.FAILED, step, reason)
-            return self._leave(Result.SAVED, step, "ended before the work was complete")
-        return self._leave(Result.FAILED, self._step(), _said(code))
-
-    def _is_complete(self, level: Level, code: int) -> bool:
-        complete = level.is_complete(self._work, code)
-        return code == EXIT_COMPLETE if complete is None else complete
-
-    def _complete(self) -> int:
-        self._lease.check()
-        code = self._leave(Result.COMPLETE, None, "complete")
-        self._place.write_done(Done(self._lease.generation, None))
-        return code
-
-    def _leave(self, result: Result, step: int | None, reason: str) -> int:
-        generation = self._lease.generation
-        self._events.emit(
-            Event.ENDED,
-            step=self._step(),
-            training_s=round(time.time() - self._entered - self._stall_s, 3),
-            stall_s=round(self._stall_s, 3),
-            complete=result is Result.COMPLETE,
-            reason=reason,
-        )
-        write_outcome(
-            self._place.outcome_file(generation), Outcome(result, generation, step, reason)
-        )
-        log.info("%s: %s", result.value, reason)
-        codes = {Result.COMPLETE: EXIT_COMPLETE, Result.SAVED: EXIT_SAVED}
-        return codes.get(result, EXIT_FAILED)
-
-    def _newest(self) -> CheckpointKey | None:
-        keys = self._restarts.keys()
-        return keys[-1] if keys else None
-
-    def _step(self) -> int:
-        newest = self._newest()
-        return 0 if newest is None else newest.step
-
-
-def _said(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-# ── the process ───────────────────────────────────────────────────────────────────────────
 def program_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What the user's program finds: not this link's own variables."""
     return {name: value for name, value in environ.items() if name not in _OWN}
@@ -388,6 +67,7 @@ def _run(environ: Mapping[str, str]) -> int:
             gpus=int(record.get("gpus") or 0),
             scratch=scratch,
             kept=place.logs,
+            log=place.log_file(generation),
         )
         settings = resolve(file=environ.get(wall.ENV_SETTINGS), environ=environ)
         log_file = EventLog(place.events_file(generation, _node(environ)))

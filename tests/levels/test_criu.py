@@ -24,7 +24,7 @@ from hpc_ckpt.levels.criu import Criu
 from hpc_ckpt.levels.criu_tool import Tool, find, kernel_version
 from hpc_ckpt.levels.restarts import Restarts
 from hpc_ckpt.levels.sockets import Tcp
-from hpc_ckpt.levels.steward import Steward
+from hpc_ckpt.levels.stewardship import Steward
 from hpc_ckpt.policy.interval import EveryTime
 from hpc_ckpt.rundir import RunDir, prepare
 from hpc_ckpt.settings import Settings

@@ -33,7 +33,7 @@ from hpc_ckpt.levels.dmtcp_tool import (
 )
 from hpc_ckpt.levels.footprint import image_bytes, missing_features
 from hpc_ckpt.levels.plain import Plain
-from hpc_ckpt.levels.steward import Steward
+from hpc_ckpt.levels.stewardship import Steward
 from hpc_ckpt.policy.interval import EveryTime
 from hpc_ckpt.rundir import Result
 from hpc_ckpt.settings import Settings

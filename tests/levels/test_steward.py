@@ -18,7 +18,7 @@ from hpc_ckpt.levels.base import Kind, Moment, ResumeFailed, Saved, SaveFailed, 
 from hpc_ckpt.levels.plain import Plain
 from hpc_ckpt.levels.program import Program
 from hpc_ckpt.levels.restarts import Restarts, copy_in, put_back
-from hpc_ckpt.levels.steward import Steward
+from hpc_ckpt.levels.stewardship import Steward
 from hpc_ckpt.policy.interval import EveryTime
 from hpc_ckpt.rundir import Result, RunDir, prepare
 from hpc_ckpt.settings import Settings

@@ -19,6 +19,7 @@ import pytest
 # slurm/ holds what administrators and developers run; it is no package and is not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "slurm" / "devcluster"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "levels"))  # molecules.py
 
 from devcluster import DevCluster, MissingPackages, Options, Proctrack, find_programs
 

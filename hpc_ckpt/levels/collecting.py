@@ -1,0 +1,226 @@
+"""Collects the restart files of a program into a restart, and puts them back."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .base import NothingNew
+from .evidence import Evidence, Stamp, stamp
+from .recipe import Recipe
+from .restarts import copy_in, put_back
+from .values import Values
+
+log = logging.getLogger("hpc_ckpt.steward")
+
+ASIDE = ".aside"
+ATTEMPTS = 5
+AGAIN_AFTER_S = 0.2
+Stamps = dict[str, Stamp]
+
+
+class Unsteady(Exception):
+    """A file changed while it was copied."""
+
+
+@dataclass
+class Collected:
+    """What a restart has, and where each file of it belongs."""
+
+    restart: str = ""
+    """The path of the file to go on from, as the program knows it."""
+    stored: str | None = None
+    """The same inside the restart; None: it was not copied."""
+    files: list[dict[str, Any]] = field(default_factory=list)
+
+    def facts(self) -> dict[str, Any]:
+        return {"restart": self.restart, "files": self.files}
+
+
+class Collector:
+    """Knows which files it has seen: only newer ones make a restart."""
+
+    def __init__(self, recipe: Recipe, values: Values, evidence: Evidence, cwd: Path) -> None:
+        self._recipe = recipe
+        self._values = values
+        self._evidence = evidence
+        self._cwd = cwd
+        self._seen: Stamps = {}
+
+    def stamps(self) -> Stamps:
+        """Every restart file that is there now."""
+        found: Stamps = {}
+        for pattern in self._recipe.restart.files:
+            for path in self._values.files(pattern):
+                now = None if path.name.endswith(ASIDE) else stamp(path)
+                if now is not None:
+                    found[str(path)] = now
+        return found
+
+    def seen_now(self) -> None:
+        """What lies there now is of an earlier run, or was put there to go on from."""
+        self._seen = self.stamps()
+
+    def newest(self) -> Path | None:
+        found = self.stamps()
+        return Path(max(found, key=lambda path: found[path][1])) if found else None
+
+    def collect(self, into: Path, steady_s: float = 0.0) -> Collected:
+        """Raises NothingNew. Files that belong together must stay the same for `steady_s`."""
+        now = self.stamps()
+        new = {path: s for path, s in now.items() if self._seen.get(path) != s}
+        if not new:
+            raise NothingNew("there is no restart file yet" if not now else "no newer restart file")
+        if self._recipe.restart.pick == "all":
+            collected = self._all(into, sorted(now), steady_s)
+        else:
+            collected = self._newest_of(into, new)
+        self._also(into, collected)
+        return collected
+
+    def _newest_of(self, into: Path, new: Stamps) -> Collected:
+        why = ""
+        for path in sorted(new, key=lambda path: new[path][1], reverse=True):
+            collected = Collected()
+            try:
+                mark = self._take(Path(path), into, collected)
+            except (Unsteady, OSError) as error:
+                why = str(error)
+                continue
+            why = self._insane(into, collected, Path(path)) or ""
+            if why:
+                self._leave(into, collected)
+                continue
+            # Older ones that were never taken are not news either.
+            self._seen.update({p: s for p, s in new.items() if s[1] <= mark[1]})
+            self._seen[path] = mark
+            return collected
+        raise NothingNew(why)
+
+    def _all(self, into: Path, paths: list[str], steady_s: float) -> Collected:
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(AGAIN_AFTER_S)
+            collected, marks = Collected(), {}
+            try:
+                for path in paths:
+                    marks[path] = self._take(Path(path), into, collected)
+            except (Unsteady, OSError):
+                self._leave(into, collected)
+                continue
+            time.sleep(steady_s)
+            if marks == self.stamps():
+                why = self._insane(into, collected, Path(paths[0]))
+                if why is not None:
+                    raise NothingNew(why)
+                self._seen = marks
+                return collected
+            self._leave(into, collected)
+            paths = sorted(self.stamps())
+        raise NothingNew("the restart files change all the time while they are copied")
+
+    def _take(self, path: Path, into: Path, collected: Collected) -> Stamp:
+        """Copies one file, if it stays the same meanwhile."""
+        copy = self._recipe.restart.copy
+        name = f"{len(collected.files):04d}/{path.name}"
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(AGAIN_AFTER_S)
+            before = stamp(path)
+            if before is None:
+                continue
+            if copy:
+                copy_in(path, into / name)
+            if before == stamp(path) and (not copy or before[0] == (into / name).stat().st_size):
+                self._note(collected, path, before, name if copy else None)
+                return before
+        (into / name).unlink(missing_ok=True)
+        raise Unsteady(f"{path.name} changed while it was copied")
+
+    def _note(self, collected: Collected, path: Path, mark: Stamp, stored: str | None) -> None:
+        shown = str(path.relative_to(self._cwd)) if path.is_relative_to(self._cwd) else str(path)
+        if not collected.files:
+            collected.restart, collected.stored = shown, stored
+        record = {"path": shown, "stored": stored, "size": mark[0], "mtime_ns": mark[1]}
+        collected.files.append(record)
+
+    def _also(self, into: Path, collected: Collected) -> None:
+        """What is wanted beside it; a log that grows meanwhile is no harm."""
+        for also in self._recipe.also:
+            for path in self._values.files(also.files):
+                mark = stamp(path)
+                if mark is None or (also.at_most is not None and mark[0] > also.at_most):
+                    continue
+                name = f"{len(collected.files):04d}/{path.name}"
+                copy_in(path, into / name)
+                self._note(collected, path, mark, name)
+                collected.files[-1]["also"] = True
+
+    def _leave(self, into: Path, collected: Collected) -> None:
+        for record in collected.files:
+            if record["stored"] is not None:
+                (into / record["stored"]).unlink(missing_ok=True)
+
+    def _insane(self, into: Path, collected: Collected, original: Path) -> str | None:
+        if self._recipe.sane is None:
+            return None
+        restart = into / collected.stored if collected.stored else original
+        why = self._evidence.insane(self._recipe.sane, restart)
+        if why is not None:
+            log.warning("not saved: %s", why)
+        return why
+
+    def put_aside(self, facts: Mapping[str, Any]) -> None:
+        """What is newer than the saved one would be taken in its place by the program."""
+        if not self._recipe.restart.aside:
+            return
+        saved = _saved_at(facts)
+        for path, mark in self.stamps().items():
+            if mark[1] > saved:
+                log.warning("moved away: %s, newer than what was saved, but not whole", path)
+                Path(path).replace(f"{path}{ASIDE}")
+
+    def newer_than(self, facts: Mapping[str, Any]) -> str | None:
+        """A whole restart file in place that was written after the saved one; its path."""
+        sane = self._recipe.sane
+        if sane is None or self._recipe.restart.pick != "newest":
+            return None
+        saved = _saved_at(facts)
+        now = self.stamps()
+        for path in sorted(now, key=lambda path: now[path][1], reverse=True):
+            if now[path][1] <= saved:
+                return None
+            if self._evidence.insane(sane, Path(path)) is None and self._is_further(path, facts):
+                found = Path(path)
+                near = found.is_relative_to(self._cwd)
+                return str(found.relative_to(self._cwd) if near else found)
+        return None
+
+    def _is_further(self, path: str, facts: Mapping[str, Any]) -> bool:
+        source, saved = self._recipe.progress, facts.get("step")
+        if source is None or saved is None:
+            return True
+        step = self._evidence.number(source, Path(path))
+        return step is not None and step > int(saved)
+
+
+def _saved_at(facts: Mapping[str, Any]) -> int:
+    return max((int(f["mtime_ns"]) for f in facts["files"] if not f.get("also")), default=0)
+
+
+def put_all_back(restart: Path, facts: Mapping[str, Any], cwd: Path) -> str:
+    """The path of the file to go on from. What only grows is put back where it is shorter."""
+    for record in facts["files"]:
+        target = cwd / record["path"]
+        if record["stored"] is None:
+            continue
+        now = stamp(target)
+        if record.get("also") and now is not None and now[0] >= int(record["size"]):
+            continue
+        put_back(restart / record["stored"], target)
+    return str(facts["restart"])

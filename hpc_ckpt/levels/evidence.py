@@ -1,0 +1,195 @@
+"""What a program's files say: the step they are at, whether they are whole, whether all is done."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .base import Work
+from .ingredients import Number, Sane, Test
+from .values import Values
+
+COMMAND_S = 60.0
+"""The longest that a command of a recipe may take."""
+TAIL = 1024**2
+HEAD = 256 * 1024
+LOG_S = 3.0
+"""What a program has printed may be in the link's log only a moment later."""
+
+Stamp = tuple[int, int]
+"""Size, and time of the last change in nanoseconds."""
+
+
+def stamp(path: Path) -> Stamp | None:
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return info.st_size, info.st_mtime_ns
+
+
+class Evidence:
+    """Asks files and commands, always anew."""
+
+    def __init__(self, values: Values, work: Work) -> None:
+        self._values = values
+        self._work = work
+
+    def number(self, source: Number, restart: Path | None = None) -> int | None:
+        """None: not there to be read."""
+        more = {} if restart is None else {"restart": str(restart)}
+        if source.value is not None:
+            return _whole(self._values.fill(source.value, more))
+        if source.name is not None:
+            match = None if restart is None else re.search(source.name, restart.name)
+            return None if match is None else _whole(match[1])
+        if source.count is not None:
+            return len(self._values.files(source.count))
+        if source.command is not None:
+            argv = self._values.words(source.command, more)
+            return None if argv is None else self._printed(argv, str(source.regex))
+        path = self._values.path(str(source.file), more)
+        if path is None:
+            return None
+        if source.bytes is not None:
+            return _packed(path, source.bytes)
+        found = re.findall(str(source.regex), tail(path), re.MULTILINE)
+        return _whole(found[-1]) if found else None
+
+    def insane(self, tests: Sane, restart: Path) -> str | None:
+        """Why a restart file is none; None: nothing speaks against it."""
+        try:
+            with restart.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                head = stream.read(len(tests.begins))
+                stream.seek(max(0, size - len(tests.ends)))
+                end = stream.read()
+        except OSError as error:
+            return f"{restart.name}: {error.strerror}"
+        if size < tests.min_size:
+            return f"{restart.name} has {size} bytes, fewer than {tests.min_size}"
+        if head != tests.begins:
+            return f"{restart.name} does not begin as such a file does"
+        if tests.ends and end != tests.ends:
+            return f"{restart.name} does not end as such a file does: it is cut off"
+        if tests.command is not None:
+            argv = self._values.words(tests.command, {"restart": str(restart)})
+            if argv is not None and self.run(argv) != 0:
+                return f"{restart.name}: {' '.join(argv[:2])} finds it wrong"
+        return None
+
+    def complete(self, test: Test, code: int, before: Mapping[str, Sequence[int]]) -> bool:
+        """`before` has the stamps of what was there when the chain began."""
+        if test.exit_code is not None and test.exit_code != code:
+            return False
+        if test.file is not None and not self._is_new(test.file, before):
+            return False
+        if test.step is not None and test.target is not None:
+            step, target = self.number(test.step), self.number(test.target)
+            if step is None or target is None or step < target:
+                return False
+        return test.where is None or self._texts_hold(test, before)
+
+    def run(self, argv: Sequence[str]) -> int | None:
+        """Its exit code; None: it could not be run, or took too long."""
+        try:
+            done = subprocess.run(
+                argv,
+                cwd=self._work.cwd,
+                env=dict(self._work.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=COMMAND_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.returncode
+
+    def _is_new(self, text: str, before: Mapping[str, Sequence[int]]) -> bool:
+        path = self._values.path(text)
+        now = None if path is None else stamp(path)
+        return now is not None and now[0] > 0 and list(now) != list(before.get(str(path), ()))
+
+    def _texts_hold(self, test: Test, before: Mapping[str, Sequence[int]]) -> bool:
+        path = self._values.path(str(test.where))
+        printed = path is not None and path == self._work.log
+        if path is None or (not printed and not self._is_new(str(test.where), before)):
+            return False
+        until = time.monotonic() + (LOG_S if printed else 0.0)
+        while True:
+            text = tail(path)
+            if test.no_text is not None and re.search(test.no_text, text, re.MULTILINE):
+                return False
+            if test.text is None or re.search(test.text, text, re.MULTILINE):
+                return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.2)
+
+    def _printed(self, argv: Sequence[str], regex: str) -> int | None:
+        """The first match in the beginning of what a command prints; it is not run to its end."""
+        try:
+            with subprocess.Popen(
+                argv,
+                cwd=self._work.cwd,
+                env=dict(self._work.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            ) as child:
+                text = _beginning(child)
+                child.kill()
+        except OSError:
+            return None
+        match = re.search(regex, text, re.MULTILINE)
+        return None if match is None else _whole(match[1])
+
+
+def _beginning(child: subprocess.Popen[bytes]) -> str:
+    """Of what it prints, as long as it may take."""
+    if child.stdout is None:
+        return ""
+    descriptor, data = child.stdout.fileno(), b""
+    until = time.monotonic() + COMMAND_S
+    while len(data) < HEAD and (left := until - time.monotonic()) > 0:
+        if not select.select([descriptor], [], [], left)[0]:
+            break
+        block = os.read(descriptor, HEAD)
+        if not block:
+            break
+        data += block
+    return data.decode("utf-8", "replace")
+
+
+def tail(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - TAIL))
+            return stream.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _whole(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(float(text))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _packed(path: Path, regex: str) -> int | None:
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(HEAD)
+    except OSError:
+        return None
+    match = re.search(regex.encode("latin-1"), head, re.DOTALL)
+    return None if match is None else int.from_bytes(match[1], "little")

@@ -1,0 +1,200 @@
+"""Where a command calls a program, and the same command with other words for it.
+
+The program may stand behind a launcher (`mpirun -np 4 gmx_mpi mdrun …`) or inside the text of
+`bash -c`; what surrounds it stays as it was written, byte for byte.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+_TOKEN = re.compile(
+    r"""(?P<space>(?:[ \t]|\\\n)+|\#[^\n]*)
+      | (?P<redirect>\d*(?:<<<|<<|>>|>\||&>>|&>|>&|<&|<>|<|>))
+      | (?P<end>&&|\|\||;;|[;|&\n()])
+      | (?P<word>(?:[^\s\\'"|&;()<>]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+)""",
+    re.VERBOSE | re.DOTALL,
+)
+_SHELL_TEXT = re.compile(r"-[a-z]*c")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word: what it means, and how it is written with the space before it."""
+
+    text: str
+    raw: str
+    gap: str = " "
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """The words of one call, the program's own name first."""
+
+    words: tuple[Word, ...]
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    """Words of the command around it; where it is inside a text, around that text."""
+    head: str | None = None
+    tail: str = ""
+    """The text around it; head is None where the words are the command's own."""
+
+    @property
+    def program(self) -> str:
+        return self.words[0].text
+
+    def option(self, names: Sequence[str]) -> str | None:
+        """The word after an option, or behind its '='; an option may be of two words."""
+        for name in names:
+            found = self._option_at(name.split())
+            if found is not None:
+                return self.words[found].text
+            for word in self.words[1:]:
+                if name.startswith("--") and word.text.startswith(f"{name}="):
+                    return word.text.partition("=")[2]
+        return None
+
+    def word(self, pattern: str) -> str | None:
+        """The first word that is wholly of this form; its first group if it has one."""
+        for word in self.words[1:]:
+            match = re.fullmatch(pattern, word.text)
+            if match is not None:
+                return match[1] if match.re.groups else match[0]
+        return None
+
+    def with_option(self, words: Sequence[str]) -> Invocation:
+        """`-cpi FILE` in the place of the value it has, or at the end."""
+        *name, value = words
+        at = self._option_at(name)
+        if at is None:
+            return self.with_words(words)
+        changed = (*self.words[:at], replace(_plain(value), gap=self.words[at].gap))
+        return replace(self, words=(*changed, *self.words[at + 1 :]))
+
+    def with_swapped(self, old: str, new: str) -> Invocation:
+        """Another word in every place of one."""
+        swapped = (replace(_plain(new), gap=w.gap) if w.text == old else w for w in self.words[1:])
+        return replace(self, words=(self.words[0], *swapped))
+
+    def with_words(self, words: Sequence[str]) -> Invocation:
+        return replace(self, words=(*self.words, *map(_plain, words)))
+
+    def argv(self) -> tuple[str, ...]:
+        if self.head is None:
+            return (*self.before, *(word.text for word in self.words), *self.after)
+        inner = "".join(word.gap + word.raw for word in self.words)
+        return (*self.before, self.head + inner + self.tail, *self.after)
+
+    def _option_at(self, name: Sequence[str]) -> int | None:
+        texts = [word.text for word in self.words]
+        for at in range(len(texts) - len(name), 0, -1):  # the last one counts
+            if texts[at : at + len(name)] == list(name) and at + len(name) < len(texts):
+                return at + len(name)
+        return None
+
+
+def _plain(text: str) -> Word:
+    return Word(text, shlex.quote(text))
+
+
+def find(
+    argv: Sequence[str], programs: Sequence[str], words: Sequence[str], environ: Mapping[str, str]
+) -> Invocation | None:
+    """The first call of one of the programs with all those words; glob patterns, both.
+
+    Without programs: the first call that there is.
+    """
+    for call in calls(argv, environ):
+        for at, word in enumerate(call.words):
+            if not programs and _ASSIGNMENT.fullmatch(word.text):
+                continue
+            if programs and not named(word.text, programs):
+                continue
+            rest = [other.text for other in call.words[at + 1 :]]
+            if all(any(fnmatchcase(other, want) for other in rest) for want in words):
+                return _from(call, at)
+            if not programs:
+                break
+    return None
+
+
+def named(word: str, patterns: Sequence[str]) -> bool:
+    """Whether a word, by its last part, is one of the programs."""
+    name = PurePosixPath(word).name
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def calls(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Invocation]:
+    """Every call of a command: those in a text for a shell, else the command itself."""
+    for at, text in enumerate(argv):
+        if at > 0 and _SHELL_TEXT.fullmatch(argv[at - 1]) and argv[0] != text:
+            inner = list(_in_text(text, environ))
+            for call in inner:
+                yield replace(call, before=tuple(argv[:at]), after=tuple(argv[at + 1 :]))
+            if inner:
+                return
+    yield Invocation(tuple(map(_plain, argv)))
+
+
+def _in_text(text: str, environ: Mapping[str, str]) -> Iterator[Invocation]:
+    tokens = _tokens(text)
+    if tokens is None:
+        return
+    words: list[Word] = []
+    began, gap = 0, ""
+    for kind, start, raw in [*tokens, ("end", len(text), "")]:
+        if kind == "space":
+            gap += raw
+        elif kind == "end":
+            if words:
+                last = start - len(gap)
+                yield Invocation(tuple(words), head=text[:began], tail=text[last:])
+            words, gap = [], ""
+        else:
+            if not words:
+                began, gap = start, ""
+            words.append(Word(_meaning(raw, environ), raw, gap))
+            gap = ""
+
+
+def _tokens(text: str) -> list[tuple[str, int, str]] | None:
+    """None: not a text that can be taken apart, such as one with a quote too few."""
+    found, at = [], 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            return None
+        found.append((str(match.lastgroup), at, match[0]))
+        at = match.end()
+    return found
+
+
+def _meaning(raw: str, environ: Mapping[str, str]) -> str:
+    try:
+        parts = shlex.split(raw)
+    except ValueError:
+        return raw
+    text = parts[0] if len(parts) == 1 else raw
+    if "'" in raw:
+        return text
+    return _VARIABLE.sub(lambda m: environ.get(m[1] or m[2], m[0]), text)
+
+
+def _from(call: Invocation, at: int) -> Invocation:
+    """The same call, from the program on."""
+    if call.head is None:
+        return replace(
+            call,
+            words=call.words[at:],
+            before=(*call.before, *(word.text for word in call.words[:at])),
+        )
+    skipped = "".join(word.gap + word.raw for word in call.words[:at])
+    return replace(call, words=call.words[at:], head=call.head + skipped)

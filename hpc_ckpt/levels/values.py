@@ -1,0 +1,116 @@
+"""What a recipe's {names} stand for: words of the command, lines of its input, the time left."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import glob
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..rundir import ENV_DEADLINE, read_deadline
+from ..settings import margin
+from .base import Work
+from .ingredients import Value, split
+from .invocation import Invocation
+from .recipe import LOOK_INTO, Recipe
+
+_FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
+LEAST_S = 1.0
+"""A program that is given no time at all may take that for no limit."""
+
+
+class Values:
+    """Of one command; a name that is not known is None, and so is every text with it."""
+
+    def __init__(self, recipe: Recipe, call: Invocation, work: Work) -> None:
+        self._recipe = recipe
+        self._call = call
+        self._work = work
+        self._found: dict[str, str | None] = {
+            "program": call.program,
+            "output": None if work.log is None else str(work.log),
+        }
+        for name, value in recipe.values.items():
+            self._found[name] = self._look(value)
+
+    def get(self, name: str) -> str | None:
+        return self._found.get(name)
+
+    def fill(self, text: str, more: Mapping[str, str] | None = None) -> str | None:
+        known = {**self._found, **(more or {})}
+        names = _FIELD.findall(text)
+        if any(known.get(name) is None for name in names):
+            return None
+        return _FIELD.sub(lambda match: str(known[match[1]]), text)
+
+    def words(
+        self, texts: tuple[str, ...], more: Mapping[str, str] | None = None
+    ) -> list[str] | None:
+        """Every word filled; each stays one word whatever its value has in it."""
+        filled = [self.fill(text, more) for text in texts]
+        return None if None in filled else [str(text) for text in filled]
+
+    def line(self, text: str, more: Mapping[str, str] | None = None) -> list[str] | None:
+        return self.words(tuple(split(text, "")), more)
+
+    def unknown(self, text: str) -> str | None:
+        """The first name in a text that is not known."""
+        return next((n for n in _FIELD.findall(text) if self._found.get(n) is None), None)
+
+    def files(self, pattern: str) -> list[Path]:
+        """Those that match now; what a name stands for is no pattern itself."""
+        escaped = {name: glob.escape(text) for name, text in self._found.items() if text}
+        filled = self.fill(pattern, escaped)
+        if filled is None:
+            return []
+        root = self._work.cwd
+        names = glob.glob(os.path.expanduser(filled), root_dir=root, recursive=True)  # noqa: PTH111, PTH207
+        return sorted(path for path in (root / name for name in names) if path.is_file())
+
+    def path(self, text: str, more: Mapping[str, str] | None = None) -> Path | None:
+        filled = self.fill(text, more)
+        return None if filled is None else self._work.cwd / filled
+
+    def _look(self, value: Value) -> str | None:
+        found = self._call.option(value.option)
+        if found is None and value.word is not None:
+            found = self._call.word(value.word)
+        if found is None and value.file is not None:
+            found = self._in_file(value.file, str(value.regex))
+        if found is None:
+            found = next((t for t in map(self.fill, value.default) if t is not None), None)
+        if found is not None and value.suffix and not found.endswith(value.suffix):
+            found += value.suffix
+        return found
+
+    def _in_file(self, file: str, regex: str) -> str | None:
+        path = self.path(file)
+        if path is None:
+            return None
+        try:
+            with path.open("rb") as stream:
+                text = stream.read(LOOK_INTO).decode("utf-8", "replace")
+        except OSError:
+            return None
+        match = re.search(regex, text, re.MULTILINE)
+        return None if match is None else match[1] if match.re.groups else match[0]
+
+
+def times_left(work: Work, lead_s: float, share: float = 1.0) -> dict[str, str]:
+    """How long the program may run; nothing where the end of the link is not known."""
+    path = work.environ.get(ENV_DEADLINE)
+    end = read_deadline(Path(path)) if path else None
+    if end is None:
+        return {}
+    left = end - time.time()
+    left = max(left - margin(left) - lead_s, LEAST_S) / share
+    hours, rest = divmod(int(left), 3600)
+    return {
+        "hours_left": f"{left / 3600:.6f}",
+        "minutes_left": f"{left / 60:.4f}",
+        "seconds_left": f"{int(left)}",
+        "time_left": f"{hours:02d}:{rest // 60:02d}:{rest % 60:02d}",
+    }

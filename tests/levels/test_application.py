@@ -1,0 +1,514 @@
+"""The application level: a C program that cannot be changed, and files in every bad state."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_ckpt import lease
+from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
+from hpc_ckpt.events import EventLog, read
+from hpc_ckpt.levels import collecting
+from hpc_ckpt.levels.application import Application
+from hpc_ckpt.levels.base import Moment, NothingNew, SaveFailed, Work
+from hpc_ckpt.levels.program import Program
+from hpc_ckpt.levels.recipe import load_recipes, recipe_of
+from hpc_ckpt.levels.restarts import Restarts
+from hpc_ckpt.levels.stewardship import Steward
+from hpc_ckpt.policy.interval import EveryTime
+from hpc_ckpt.rundir import ENV_DEADLINE, Result, RunDir, prepare
+from hpc_ckpt.settings import Settings
+
+SHIPPED = load_recipes(Path("/nowhere"), {})
+GENERIC: dict[str, Any] = {
+    "like": "generic",
+    "name": "count",
+    "save": {"lead": "3s"},
+    "complete": {"file": "result.dat"},
+    "progress": {"file": "{restart}", "regex": r"^step (\d+)"},
+    "sane": {"ends": r"end\n"},
+}
+
+
+LOG_STEP = {"file": "log", "regex": r"step (\d+)"}
+
+
+@pytest.fixture(scope="session")
+def count(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("gcc") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("gcc is required here: make packages")
+        pytest.skip("gcc is not installed")
+    program = tmp_path_factory.mktemp("programs") / "count"
+    source = Path(__file__).parent / "programs" / "count.c"
+    subprocess.run(["gcc", "-O1", "-o", program, source], check=True)
+    return program
+
+
+class Case:
+    """A working directory, and the links of a chain in it."""
+
+    def __init__(self, place: Path) -> None:
+        self.cwd = place / "work"
+        self.cwd.mkdir()
+        self.rundir = RunDir(place / "run")
+        prepare(self.rundir)
+        self.restarts = Restarts(self.rundir)
+
+    def level(self, recipe: dict[str, Any], **change: Any) -> Application:
+        return Application(recipe_of({**recipe, **change}, SHIPPED, self.cwd))
+
+    def work(self, *argv: str) -> Work:
+        return Work(argv=argv, cwd=self.cwd, environ=dict(os.environ))
+
+    def link(
+        self,
+        level: Application,
+        *argv: str,
+        notice_s: float | None = None,
+        interval_s: float = 600.0,
+        deadline_s: float | None = None,
+    ) -> int:
+        held = lease.acquire_standalone(self.rundir)
+        self.generation = held.generation
+        held.release()
+        work = self.work(*argv)
+        if deadline_s is not None:
+            self.rundir.write_deadline(self.generation, time.time() + deadline_s)
+            path = str(self.rundir.deadline_file(self.generation))
+            work = Work(argv=argv, cwd=self.cwd, environ={**os.environ, ENV_DEADLINE: path})
+        log = EventLog(self.rundir.events_file(self.generation, "here"))
+        settings = Settings(policy=EveryTime(interval_s))
+        steward = Steward(self.rundir, self.generation, work, [level], settings, log)
+        if notice_s is not None:
+            tell = threading.Timer(
+                notice_s, lambda: self.rundir.give_notice(self.generation, "test")
+            )
+            tell.start()
+        try:
+            return steward.run()
+        finally:
+            log.close()
+
+    def events(self) -> list[str]:
+        path = self.rundir.events_file(self.generation, "here")
+        return [record["event"] for record in read(path)]
+
+    def said(self) -> str:
+        outcome = self.rundir.outcome(self.generation)
+        assert outcome is not None
+        return outcome.reason
+
+    def result(self) -> str:
+        return (self.cwd / "result.dat").read_text()
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def uninterrupted(count: Path, place: Path, steps: int) -> str:
+    place.mkdir()
+    subprocess.run([count, str(steps), "0"], cwd=place, check=True, stdout=subprocess.DEVNULL)
+    return (place / "result.dat").read_text()
+
+
+# ── a real program ────────────────────────────────────────────────────────────────────────
+def test_a_program_that_writes_when_asked_comes_to_the_same_result(
+    case: Case, count: Path, tmp_path: Path
+) -> None:
+    for seconds in (0.8, 1.2):
+        assert EXIT_SAVED == case.link(case.level(GENERIC), str(count), "9000", "1000",
+                                       notice_s=seconds)  # fmt: skip
+    assert 2 == len(case.restarts.keys())
+    (case.cwd / "restart.dat").unlink()
+    assert EXIT_COMPLETE == case.link(case.level(GENERIC), str(count), "9000", "10")
+    assert "restored" in case.events()
+    assert uninterrupted(count, tmp_path / "whole", 9000) == case.result()
+
+
+def test_it_is_asked_at_each_interval_behind_a_shell_too(case: Case, count: Path) -> None:
+    """bash itself would die of USR1."""
+    command = f"cd . && {count} 100000 1000; exit $?"
+    code = case.link(case.level(GENERIC), "bash", "-c", command, notice_s=5.0, interval_s=1.0)
+    assert EXIT_SAVED == code
+    assert case.events().count("save.committed") >= 2
+    steps = [key.step for key in reversed(case.restarts.keys())][::-1]
+    assert steps == sorted(set(steps))
+
+
+def test_the_deadline_saves_in_time(case: Case, count: Path) -> None:
+    level = case.level(GENERIC, save={"lead": "1s"})
+    assert EXIT_SAVED == case.link(level, str(count), "100000", "1000", deadline_s=3.0)
+    assert case.said().startswith("deadline:")
+    assert time.time() < (case.rundir.deadline(case.generation) or 0.0)
+
+
+def test_whole_commands_for_the_first_and_for_later_links(case: Case) -> None:
+    script = (
+        "import sys; open('seen','a').write(' '.join(sys.argv[1:])+';'); open('r','w').write('7')"
+    )
+    recipe = {
+        "name": "own",
+        "restart": "r",
+        "first": {"command": [sys.executable, "-c", script, "begin"]},
+        "resume": {"command": f'{sys.executable} -c "{script}" go {{restart}}'},
+        "complete": {"file": "never"},
+    }
+    for _ in range(2):
+        assert EXIT_SAVED == case.link(case.level(recipe), "ignored")
+        time.sleep(0.01)
+    assert "begin;go r;" == (case.cwd / "seen").read_text()
+
+
+def test_a_chain_by_the_command_line_survives_a_kill(count: Path, tmp_path: Path) -> None:
+    """`hpc-ckpt run` with the recipe in the spec; program and steward are killed once."""
+    from molecules import kill
+
+    place = tmp_path / "here"
+    place.mkdir()
+    spec = {
+        "command": [str(count), "4000", "1000"],
+        "root": "run",
+        "recipe": GENERIC,
+        "chain": {"link_time": "30s", "max_links": "5"},
+        "checkpoint": {"policy": "every 1s"},
+    }
+    (place / "spec.yaml").write_text(json.dumps(spec))
+    store = Restarts(RunDir(place / "run"))
+
+    def strike() -> None:
+        end = time.monotonic() + 30
+        while time.monotonic() < end and not store.keys():
+            time.sleep(0.05)
+        kill(place, "count", "4000")
+
+    striking = threading.Thread(target=strike)
+    striking.start()
+    command = [sys.executable, "-m", "hpc_ckpt.cli", "run", "spec.yaml"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    striking.join()
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert re.search(r"\bkilled\b", done.stdout)
+    expected = uninterrupted(count, tmp_path / "whole", 4000)
+    assert expected == (place / "result.dat").read_text()
+
+
+# ── completion ────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("test", "script", "complete"),
+    [
+        ({"file": "out"}, "touch x", False),
+        ({"file": "out"}, "echo 1 > out", True),
+        ({"file": "out"}, "echo 1 > out; exit 3", True),
+        ({"file": "out", "exit_code": 0}, "echo 1 > out; exit 3", False),
+        ({"file": "stale"}, "true", False),
+        ({"file": "stale"}, "echo more >> stale", True),
+        ({"file": "out"}, ": > out", False),
+        ({"text": "^DONE", "in": "log"}, "echo DONE > log", True),
+        ({"text": "^DONE", "in": "log"}, "echo NOT DONE > log", False),
+        ({"text": "DONE", "no_text": "LIMIT", "in": "log"}, "echo LIMIT DONE > log", False),
+        ({"text": "DONE", "in": "stale"}, "true", False),
+        ({"step": LOG_STEP, "target": 20}, "echo step 9 step 20 > log", True),
+        ({"step": LOG_STEP, "target": 20}, "echo step 20 step 9 > log", False),
+        ({"step": LOG_STEP, "target": 20}, "true", False),
+        ({"step": {"command": "cat log", "regex": r"= (\d+)"},
+          "target": {"file": "stale", "regex": r"(\d+)"}}, "echo = 5 > log", True),
+        ({"step": {"count": "r*"}, "target": 3}, "touch r1 r2 r3", True),
+        ([{"file": "out"}, {"exit_code": 0}], "true", True),
+    ],
+)  # fmt: skip
+def test_completion(case: Case, test: Any, script: str, complete: bool) -> None:
+    (case.cwd / "stale").write_text("DONE 5\n")
+    level = case.level({"name": "t", "restart": "none", "complete": test})
+    work = case.work("bash", "-c", script)
+    start = level.first(work)
+    time.sleep(0.01)
+    code = subprocess.run(start.argv, cwd=case.cwd).returncode
+    assert complete is level.is_complete(work, code)
+
+
+def test_a_result_that_was_there_before_the_chain_stays_old_in_later_links(case: Case) -> None:
+    """Else the second link would take the leftovers of another run for its own end."""
+    (case.cwd / "out").write_text("of last week")
+    recipe = {"name": "t", "restart": "r", "complete": {"file": "out"}}
+    write = ("bash", "-c", "date +%N > r; sleep 0.02")
+    for _ in range(2):
+        assert EXIT_SAVED == case.link(case.level(recipe), *write)
+    assert EXIT_COMPLETE == case.link(case.level(recipe), "bash", "-c", "echo 1 > out")
+
+
+def test_code_0_without_an_end_and_without_a_file_is_a_failure(case: Case) -> None:
+    level = case.level({"name": "t", "restart": "r", "complete": {"file": "out"}})
+    assert EXIT_FAILED == case.link(level, "true")
+    assert "nothing was saved" in case.said()
+
+
+# ── files in every bad state ──────────────────────────────────────────────────────────────
+def opened(case: Case, **change: Any) -> Application:
+    recipe = {"name": "t", "restart": "*.rst", "complete": {"file": "out"}, **change}
+    level = case.level(recipe)
+    level.first(case.work("sleep", "60"))
+    return level
+
+
+def collect(level: Application, into: Path) -> list[str]:
+    into.mkdir()
+    found = level._collector.collect(into)
+    return [str(record["path"]) for record in found.files]
+
+
+def put(path: Path, text: str, at: float) -> None:
+    path.write_text(text)
+    os.utime(path, (at, at))
+
+
+def test_only_what_is_new_is_collected(case: Case, tmp_path: Path) -> None:
+    put(case.cwd / "old.rst", "of last week", 1000)
+    level = opened(case)
+    with pytest.raises(NothingNew, match="no newer"):
+        collect(level, tmp_path / "1")
+    put(case.cwd / "a.rst", "1", 2000)
+    put(case.cwd / "b.rst", "2", 3000)
+    assert ["b.rst"] == collect(level, tmp_path / "2")
+    with pytest.raises(NothingNew):  # a.rst is older than what was taken
+        collect(level, tmp_path / "3")
+    put(case.cwd / "a.rst", "3", 4000)
+    assert ["a.rst"] == collect(level, tmp_path / "4")
+    assert ["3"] == [path.read_text() for path in (tmp_path / "4").rglob("*.rst")]
+
+
+def test_a_file_that_is_none_gives_way_to_the_one_before(case: Case, tmp_path: Path) -> None:
+    level = opened(case, sane={"begins": "MAGIC", "ends": "END", "min_size": 12})
+    put(case.cwd / "a.rst", "MAGIC ok ok END", 2000)
+    put(case.cwd / "b.rst", "MAGIC half of", 3000)
+    assert ["a.rst"] == collect(level, tmp_path / "1")
+    assert ["a.rst"] == [path.name for path in (tmp_path / "1").rglob("*.rst")]
+    put(case.cwd / "a.rst", "MAGIC END", 4000)
+    with pytest.raises(NothingNew, match=r"fewer than|does not end"):
+        collect(level, tmp_path / "2")
+
+
+def test_a_command_may_judge_a_file(case: Case, tmp_path: Path) -> None:
+    level = opened(case, sane={"command": ["grep", "-q", "good", "{restart}"]})
+    put(case.cwd / "a.rst", "good", 2000)
+    put(case.cwd / "b.rst", "bad", 3000)
+    assert ["a.rst"] == collect(level, tmp_path / "1")
+
+
+@pytest.mark.parametrize("pick", ["newest", "all"])
+def test_a_file_that_changes_while_it_is_copied_is_not_kept(
+    case: Case, tmp_path: Path, pick: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again: a file that holds still later is taken as it is then."""
+    level = opened(case, restart={"files": "*.rst", "pick": pick})
+    (case.cwd / "a.rst").write_text("0")
+    unsteady = 3
+    real = collecting.copy_in
+
+    def copy(source: Path, target: Path) -> None:
+        nonlocal unsteady
+        real(source, target)
+        if unsteady:
+            unsteady -= 1
+            source.write_text(source.read_text() + "0")
+
+    monkeypatch.setattr(collecting, "copy_in", copy)
+    monkeypatch.setattr(collecting, "AGAIN_AFTER_S", 0.01)
+    assert ["a.rst"] == collect(level, tmp_path / "1")
+    assert ["0000"] == [path.read_text() for path in (tmp_path / "1").rglob("*.rst")]
+    unsteady = 10**6
+    (case.cwd / "a.rst").write_text("1")
+    with pytest.raises(NothingNew, match="while"):
+        collect(level, tmp_path / "2")
+    assert [] == list((tmp_path / "2").rglob("*.rst"))
+
+
+def test_files_that_belong_together_stay_together(case: Case) -> None:
+    recipe = {
+        "name": "t",
+        "restart": {"files": ["x.coor", "x.vel"], "pick": "all"},
+        "also": ["x.log", {"files": "x.big", "at_most": "10"}],
+        "complete": {"file": "out"},
+    }
+    script = "for f in coor vel log; do date +%N > x.$f; done; seq 100 > x.big"
+    assert EXIT_SAVED == case.link(case.level(recipe), "bash", "-c", script)
+    (key,) = case.restarts.keys()
+    files = sorted(p.name for p in case.restarts.path_of(key).glob("files/*/*"))
+    assert ["x.coor", "x.log", "x.vel"] == files
+    saved = {name: (case.cwd / name).read_text() for name in files}
+    (case.cwd / "x.vel").write_text("torn")
+    (case.cwd / "x.coor").unlink()
+    (case.cwd / "x.log").write_text("a much longer log, which the program cuts back by itself")
+    case.link(case.level(recipe), "bash", "-c", "cat x.coor x.vel > seen; false")
+    assert saved["x.coor"] + saved["x.vel"] == (case.cwd / "seen").read_text()
+    assert "a much longer" in (case.cwd / "x.log").read_text()
+
+
+def test_newer_files_that_are_not_whole_are_moved_away(case: Case) -> None:
+    """A program that takes the newest file it finds must find the one that was saved."""
+    recipe = {
+        "name": "t",
+        "restart": {"files": "e*.rst", "aside": "true"},
+        "sane": {"ends": "END"},
+        "complete": {"file": "out"},
+    }
+    assert EXIT_SAVED == case.link(case.level(recipe), "bash", "-c", "printf 1END > e5.rst")
+    time.sleep(0.01)
+    (case.cwd / "e6.rst").write_text("2E")
+    case.link(case.level(recipe), "bash", "-c", "ls e*.rst > seen; false")
+    assert "e5.rst\n" == (case.cwd / "seen").read_text()
+    assert (case.cwd / "e6.rst.aside").exists()
+
+
+def test_what_is_not_copied_is_only_noted(case: Case) -> None:
+    recipe = {
+        "name": "t",
+        "restart": {"files": "meta/*", "pick": "all", "copy": "false"},
+        "progress": {"count": "meta/*"},
+        "complete": {"file": "out"},
+    }
+    assert EXIT_SAVED == case.link(case.level(recipe), "bash", "-c", "mkdir meta; touch meta/{1,2}")
+    (key,) = case.restarts.keys()
+    assert 2 == key.step
+    assert [] == list(case.restarts.path_of(key).glob("files/*"))
+
+
+def test_an_input_file_is_changed_in_a_copy(case: Case) -> None:
+    (case.cwd / "in").write_text("&control\n mode='begin'\n/\n")
+    edit = {
+        "swap": {"input": "{input}.link"},
+        "write": {
+            "from": "{input}",
+            "to": "{input}.link",
+            "replace": {"mode='begin'": "mode='{restart}'", "&control": "&CONTROL {hours_left}"},
+        },
+    }
+    recipe = {
+        "name": "t",
+        "values": {"input": {"option": "<"}},
+        "restart": "r",
+        "resume": edit,
+        "complete": {"file": "out"},
+    }
+    command = ("bash", "-c", "cat < in > seen; date +%N > r")
+    for _ in range(2):
+        case.link(case.level(recipe), *command)
+        time.sleep(0.01)
+    # The end of the link is not known: what needs it stays as it was.
+    assert "&control\n mode='r'\n/\n" == (case.cwd / "seen").read_text()
+    assert "begin" in (case.cwd / "in").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "test", "taken"),
+    [
+        ("2 END", {"ends": "END"}, "new.rst"),
+        ("2 EN", {"ends": "END"}, "a.rst"),
+        ("2 END", {"min_size": 1}, "a.rst"),  # would not find a file that was cut off
+    ],
+)
+def test_a_newer_file_in_place_is_taken_only_if_it_is_surely_whole(
+    case: Case, text: str, test: dict[str, Any], taken: str
+) -> None:
+    recipe = {
+        "name": "t",
+        "restart": "*.rst",
+        "sane": test,
+        "resume": {"append": ["{restart}"]},
+        "complete": {"file": "out"},
+    }
+    assert EXIT_SAVED == case.link(case.level(recipe), "bash", "-c", "printf '1 END' > a.rst")
+    time.sleep(0.01)
+    (case.cwd / "new.rst").write_text(text)
+    case.link(case.level(recipe), "bash", "-c", "false")
+    command = case.level(recipe)
+    found = next(case.restarts.newest("t", lambda *_: None))
+    start = command.resume(case.work("program"), found.path, found.facts)
+    assert ("program", taken) == start.argv
+
+
+def test_a_newer_file_that_the_program_refuses_is_not_tried_twice(case: Case) -> None:
+    recipe = {
+        "name": "t",
+        "restart": "*.rst",
+        "sane": {"ends": "END"},
+        "resume": {"append": ["{restart}"]},
+        "complete": {"file": "out"},
+    }
+    script = case.cwd / "program"
+    script.write_text("grep -q good $1 || exit 9\necho 1 > out\n")
+    for name in "ab":
+        write = f"printf 'good END' > {name}.rst"
+        assert EXIT_SAVED == case.link(case.level(recipe), "bash", "-c", write)
+        time.sleep(0.01)
+    (case.cwd / "new.rst").write_text("bad END")
+    assert EXIT_COMPLETE == case.link(case.level(recipe), "bash", "program")
+
+
+# ── requests ──────────────────────────────────────────────────────────────────────────────
+def test_a_file_asks_and_is_taken_away(case: Case) -> None:
+    recipe = {
+        "name": "t",
+        "restart": "r",
+        "save": {"file": "STOP", "text": "NOW", "stops": "true", "lead": "5s"},
+        "complete": {"file": "out"},
+    }
+    (case.cwd / "STOP").write_text("left by somebody")
+    script = "while [ ! -e STOP ]; do sleep 0.05; done; cat STOP > r; exit 1"
+    assert EXIT_SAVED == case.link(
+        case.level(recipe), "bash", "-c", script, notice_s=0.5, interval_s=0.2
+    )
+    assert "NOW\n" == (case.cwd / "r").read_text()
+    assert not (case.cwd / "STOP").exists()
+    assert 1 == case.events().count("save.committed")  # asked only when the link ended
+
+
+def test_a_command_asks(case: Case) -> None:
+    recipe = {
+        "name": "t",
+        "restart": "r",
+        "save": {"command": ["bash", "-c", "echo $1 > r", "-", "{pid}"], "lead": "3s"},
+        "complete": {"file": "out"},
+    }
+    assert EXIT_SAVED == case.link(case.level(recipe), "sleep", "60", notice_s=0.4)
+    assert int((case.cwd / "r").read_text()) > 1
+
+
+def test_a_program_that_does_not_answer_is_a_failed_save(case: Case) -> None:
+    level = opened(case, save={"signal": "USR1", "lead": "0.3s"})
+    script = "trap '' USR1; touch ready; while :; do sleep 0.1; done"
+    program = Program(["bash", "-c", script], case.cwd, os.environ)
+    try:
+        while not (case.cwd / "ready").exists():
+            time.sleep(0.01)
+        moment = Moment(until=time.monotonic() + 30)
+        into = case.cwd / "into"
+        into.mkdir()
+        level.ask(program, into, moment)
+        with pytest.raises(SaveFailed, match="wrote none in time"):
+            level.wait(program, into, moment)
+    finally:
+        program.end()
+
+
+def test_a_program_that_refuses_its_file_gets_the_one_before(case: Case) -> None:
+    """What no test of the recipe finds: the program itself ends at once."""
+    recipe = {"name": "t", "restart": "r", "complete": {"file": "out"}}
+    for text in ("good", "bad"):
+        case.link(case.level(recipe), "bash", "-c", f"echo {text} > r")
+        time.sleep(0.01)
+    code = case.link(case.level(recipe), "bash", "-c", "grep -q good r || exit 9; echo 1 > out")
+    assert EXIT_COMPLETE == code
+    assert Result.COMPLETE is getattr(case.rundir.outcome(case.generation), "outcome", None)

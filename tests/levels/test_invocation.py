@@ -1,0 +1,81 @@
+"""Where a command calls a program, and how its words are changed."""
+
+import shlex
+import subprocess
+
+import pytest
+
+from hpc_ckpt.levels.invocation import Invocation, find
+
+GMX = (["gmx*"], ["mdrun"])
+
+
+def found(*argv: str, environ: dict[str, str] | None = None) -> Invocation:
+    call = find(argv, *GMX, environ or {})
+    assert call is not None
+    return call
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("gmx", "mdrun", "-deffnm", "prod"),
+        ("/opt/bin/gmx_mpi", "mdrun", "-deffnm", "prod"),
+        ("mpirun", "-np", "4", "gmx_mpi", "mdrun", "-deffnm", "prod"),
+        ("bash", "-c", "gmx mdrun -deffnm prod"),
+        ("bash", "-o", "pipefail", "-c", "cd x && gmx mdrun -deffnm 'prod' > out 2>&1 | tee log"),
+        ("bash", "-lc", "module load gmx; gmx grompp -o a.tpr\nOMP=1 gmx mdrun \\\n -deffnm prod"),
+        ("bash", "-c", "gmx mdrun -deffnm $NAME # a comment"),
+        ("bash", "-c", 'gmx mdrun -deffnm "${NAME}"'),
+    ],
+)
+def test_a_call_is_found_and_stays_as_it_was(argv: tuple[str, ...]) -> None:
+    call = found(*argv, environ={"NAME": "prod"})
+    assert "prod" == call.option(["-deffnm"])
+    assert argv == call.argv()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("gmx", "grompp"),
+        ("bash", "-c", "echo gmx; echo mdrun"),
+        ("bash", "-c", "gmx grompp && echo mdrun"),
+        ("bash", "-c", "gmx mdrun 'a quote too few"),
+        ("python", "mdrun.py"),
+    ],
+)
+def test_what_is_no_such_call(argv: tuple[str, ...]) -> None:
+    assert None is find(argv, *GMX, {})
+
+
+def test_an_option_is_replaced_where_it_stands_or_added_to_this_call_alone() -> None:
+    call = found("bash", "-c", "gmx mdrun -cpi old.cpt -nt 1 > out; echo done")
+    text = call.with_option(["-cpi", "a b.cpt"]).with_option(["-maxh", "1.5"]).argv()[-1]
+    assert "gmx mdrun -cpi 'a b.cpt' -nt 1 > out -maxh 1.5; echo done" == text
+    assert ("gmx", "mdrun", "-cpi", "x y") == found("gmx", "mdrun").with_option(
+        ["-cpi", "x y"]
+    ).argv()
+
+
+def test_the_changed_text_is_what_a_shell_runs() -> None:
+    call = find(("bash", "-c", "printf '<%s>' a 'b c' | cat"), ["printf"], [], {})
+    assert call is not None
+    argv = call.with_words(["$HOME", "it's"]).with_swapped("a", "A;").argv()
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert "<A;><b c><$HOME><it's>" == done.stdout
+
+
+def test_options_of_two_words_redirections_and_equal_signs() -> None:
+    call = find(("bash", "-c", "lmp -var n 5 -var m 6 --log=x.log < in.lj"), ["lmp"], [], {})
+    assert call is not None
+    assert "6" == call.option(["-var m"])
+    assert "in.lj" == call.option(["-in", "<"])
+    assert "x.log" == call.option(["--log"])
+    assert "in" == call.word(r"(.+)\.lj")
+
+
+def test_without_programs_the_first_call_is_meant() -> None:
+    call = find(("bash", "-c", "A=1 ./old 5 && rm x"), [], [], {})
+    assert call is not None
+    assert ["./old", "5"] == shlex.split(" ".join(word.text for word in call.words))

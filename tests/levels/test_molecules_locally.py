@@ -1,0 +1,170 @@
+"""GROMACS and LAMMPS as chains on this machine: real programs, real limits, real kills."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from molecules import (
+    argon,
+    cut,
+    kill,
+    last_step,
+    lennard_jones,
+    require,
+    thermo,
+    uninterrupted,
+)
+
+from hpc_ckpt.levels.restarts import Restarts
+from hpc_ckpt.rundir import RunDir
+
+STEPS = 12000
+
+
+def chain(place: Path, command: str, like: str, link: str, **more: Any) -> dict[str, Any]:
+    """`hpc-ckpt run` to its end; its status."""
+    spec = {
+        "command": command,
+        "root": "run",
+        "recipe": {"like": like, "name": like, "save": {"lead": "2s"}},
+        "chain": {"link_time": link, "max_links": "12"},
+        "checkpoint": {"policy": "every 1s"},
+        **more,
+    }
+    (place / "spec.yaml").write_text(json.dumps(spec))
+    done = _cli(place, "run", "spec.yaml")
+    assert 0 == done.returncode, done.stdout + done.stderr + logs(place)
+    told = _cli(place, "status", "run", "--json")
+    return dict(json.loads(told.stdout))
+
+
+def _cli(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hpc_ckpt.cli", *words]
+    return subprocess.run(command, cwd=place, capture_output=True, text=True)
+
+
+def logs(place: Path) -> str:
+    return "".join(p.read_text() for p in sorted((place / "run" / "logs").glob("link-*.log")))
+
+
+def at_first_restart(place: Path, what: Callable[[], object]) -> threading.Thread:
+    """Does it once, as soon as a first restart is committed."""
+
+    def look() -> None:
+        store = Restarts(RunDir(place / "run"))
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not store.keys():
+            time.sleep(0.05)
+        what()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    return thread
+
+
+def test_gromacs_is_complete_by_its_steps_alone(tmp_path: Path) -> None:
+    """A stop by -maxh ends with code 0 and "Finished mdrun": no reason to believe it."""
+    require("gmx")
+    argon(tmp_path, 200_000)
+    status = chain(
+        tmp_path, "cd . && gmx mdrun -deffnm prod -nt 1 -cpt 0.01 > out.txt 2>&1", "gromacs", "7s"
+    )
+    assert "complete" == status["state"]
+    assert len(status["links"]) > 1
+    assert "Finished mdrun" in (tmp_path / "prod.log").read_text()
+    assert 200_000 == last_step(tmp_path / "prod.cpt")
+    assert (tmp_path / "prod.gro").exists()
+    assert "-cpi prod.cpt -maxh 0.0" in logs(tmp_path)
+    steps = [link["step_to"] for link in status["links"]]
+    assert steps == sorted(steps)
+
+
+def test_gromacs_that_stops_by_its_own_clock_goes_on(tmp_path: Path) -> None:
+    """Code 0 before the work is done means saved, not complete."""
+    require("gmx")
+    argon(tmp_path, 120_000)
+    recipe = {"like": "gromacs", "save": {"lead": "2s"}, "first": {"set": ["-maxh 0.0007"]}}
+    status = chain(
+        tmp_path, "gmx mdrun -deffnm prod -nt 1 > out.txt 2>&1", "gromacs", "60s", recipe=recipe
+    )
+    first, *_, last = status["links"]
+    assert ("saved and left", "complete") == (first["cause"], last["cause"])
+    assert "ended before the work was complete" == first["reason"]
+    assert 120_000 == last_step(tmp_path / "prod.cpt")
+
+
+def test_lammps_goes_on_exactly_after_limits_a_kill_and_a_truncated_file(tmp_path: Path) -> None:
+    require("lmp")
+    reference = uninterrupted(tmp_path / "whole", STEPS)
+    lennard_jones(tmp_path, STEPS)
+    hurt: list[int] = []
+
+    def strike() -> None:
+        hurt.append(kill(tmp_path, "lmp", "in.lj"))
+        for path in tmp_path.glob("ck.*"):
+            cut(path)
+
+    striking = at_first_restart(tmp_path, strike)
+    status = chain(tmp_path, "lmp -in in.lj", "lammps", "7s")
+    striking.join()
+    assert [2] == hurt
+    assert "complete" == status["state"]
+    causes = [link["cause"] for link in status["links"]]
+    assert "complete" == causes[-1] and {"killed", "saved and left"} <= set(causes)
+    assert "goes on from step-" in logs(tmp_path)
+    assert reference == thermo(logs(tmp_path))
+    assert STEPS in reference
+
+
+def test_what_was_written_after_the_last_save_is_not_lost(tmp_path: Path) -> None:
+    """The steward is killed long after its last save; the program's own newer file counts."""
+    require("lmp")
+    reference = uninterrupted(tmp_path / "whole", STEPS)
+    lennard_jones(tmp_path, STEPS)
+
+    def strike() -> None:
+        (key,) = Restarts(RunDir(tmp_path / "run")).keys()
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            steps = thermo((tmp_path / "log.lammps").read_text(errors="replace"))
+            if steps and max(steps) >= key.step + 3000:
+                break
+            time.sleep(0.05)
+        kill(tmp_path, "lmp", "in.lj")
+
+    striking = at_first_restart(tmp_path, strike)
+    status = chain(tmp_path, "lmp -in in.lj", "lammps", "60s", checkpoint={"policy": "every 4s"})
+    striking.join()
+    assert "newer than what was saved, and whole" in logs(tmp_path)
+    assert reference == thermo(logs(tmp_path))
+    assert "complete" == status["state"]
+
+
+@pytest.mark.parametrize("damage", ["stored", "in place"])
+def test_a_truncated_restart_of_gromacs_is_survived(tmp_path: Path, damage: str) -> None:
+    require("gmx")
+    argon(tmp_path, 150_000)
+
+    def strike() -> None:
+        kill(tmp_path, "gmx", "mdrun")
+        store = Restarts(RunDir(tmp_path / "run"))
+        cut(tmp_path / "prod.cpt")
+        if damage == "stored":
+            (stored,) = store.path_of(store.keys()[-1]).glob("files/*/prod.cpt")
+            cut(stored)
+
+    striking = at_first_restart(tmp_path, strike)
+    status = chain(tmp_path, "gmx mdrun -deffnm prod -nt 1 -cpt 0.01 > o 2>&1", "gromacs", "60s")
+    striking.join()
+    assert "complete" == status["state"]
+    text = logs(tmp_path)
+    assert ("skipped step-" if damage == "stored" else "goes on from step-") in text
+    assert 150_000 == last_step(tmp_path / "prod.cpt")

@@ -1,0 +1,248 @@
+"""Recipes: every shipped one is sound, mistakes are said by file and key, a person's own count."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpc_ckpt.chain.spec import Spec
+from hpc_ckpt.errors import SpecError
+from hpc_ckpt.levels.application import Application
+from hpc_ckpt.levels.base import Work
+from hpc_ckpt.levels.choose import choose, levels_of
+from hpc_ckpt.levels.recipe import NOT_RUN, Recipe, load_recipes, matching, recipe_of
+
+PROJECT = Path(__file__).parents[2]
+SHIPPED = {recipe.name: recipe for recipe in load_recipes(Path("/nowhere"), {})}
+NAMES = {
+    "gromacs", "lammps", "openmm", "namd", "quantum-espresso", "cp2k", "vasp", "gaussian", "orca",
+    "amber", "keras", "r", "matlab", "julia", "nextflow", "snakemake", "generic",
+}  # fmt: skip
+GOOD: dict[str, Any] = {"name": "mine", "restart": "x.rst", "complete": {"exit_code": 0}}
+
+
+def work(place: Path, *argv: str) -> Work:
+    return Work(argv=argv, cwd=place, environ={})
+
+
+def test_all_that_are_promised_are_shipped() -> None:
+    assert NAMES == set(SHIPPED)
+    assert {"gromacs", "lammps", "keras", "generic"} == {
+        name for name, recipe in SHIPPED.items() if recipe.was_tried
+    }
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_recipe_comes_back_from_json(name: str) -> None:
+    recipe = SHIPPED[name]
+    again = Recipe.from_json(json.loads(json.dumps(recipe.to_json())))
+    assert vars(again) | {"origin": ""} == vars(recipe) | {"origin": ""}
+    assert "like" not in recipe.to_json()
+
+
+@pytest.mark.parametrize(
+    ("command", "files", "name", "restarts"),
+    [
+        ("gmx mdrun -s a.tpr", {}, "gromacs", ["state.cpt"]),
+        ("srun gmx_mpi mdrun -deffnm md -cpo x", {}, "gromacs", ["x.cpt"]),
+        ("lmp -in in.x", {"in.x": "restart 100 a.rst b.rst\n"}, "lammps", ["a.rst", "b.rst"]),
+        ("lmp < in.x", {"in.x": "restart 100 r.*\n"}, "lammps", ["r.7"]),
+        (
+            "namd3 +p4 run.namd > log",
+            {"run.namd": "outputName sim\n"},
+            "namd",
+            ["sim.restart.coor", "sim.restart.vel", "sim.restart.xsc"],
+        ),
+        ("mpirun pw.x -in s.in", {"s.in": "&control\n prefix='si'\n/"}, "quantum-espresso",
+         ["si.save/data.xml"]),
+        ("cp2k.psmp -i h.inp", {"h.inp": "&GLOBAL\n PROJECT h2o\n"}, "cp2k", ["h2o-1.restart"]),
+        ("vasp_std", {}, "vasp", ["CONTCAR"]),
+        ("g16 a.com", {"a.com": "%chk=a\n# opt\n"}, "gaussian", ["a.chk"]),
+        ("/opt/orca/orca a.inp > a.out", {}, "orca", ["a.gbw"]),
+        ("pmemd.cuda -O -i mdin -r out.rst7", {}, "amber", ["out.rst7"]),
+        ("Rscript s.R", {"s.R": "if (file.exists('s.rds')) x <- readRDS('s.rds')\nsaveRDS(x)"},
+         "r", ["s.rds"]),
+        ("matlab -batch s", {"s.m": "load('s.mat')\nsave('s.mat')"}, "matlab", ["s.mat"]),
+        ("julia s.jl", {"s.jl": 'deserialize("s.jls"); serialize("s.jls", x)'}, "julia", ["s.jls"]),
+        ("python -u s.py", {"s.py": "saveCheckpoint('c.chk')\nloadCheckpoint('c.chk')"}, "openmm",
+         ["c.chk"]),
+        ("python s.py", {"s.py": "import keras\nF='t/{epoch}.keras'\nm.save(F); load_model(F)"},
+         "keras", ["t/5.keras"]),
+        ("nextflow run main.nf", {}, "nextflow", [".nextflow/history"]),
+        ("snakemake -j4", {}, "snakemake", [".snakemake/metadata/x"]),
+    ],
+)  # fmt: skip
+def test_a_command_is_recognised_and_its_restart_files_are_found(
+    tmp_path: Path, command: str, files: dict[str, str], name: str, restarts: list[str]
+) -> None:
+    for path, text in (files | dict.fromkeys(restarts, "x")).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    this = work(tmp_path, "bash", "-o", "pipefail", "-c", command)
+    recipe = matching(SHIPPED.values(), this)
+    assert recipe is not None
+    assert name == recipe.name
+    level = Application(recipe)
+    assert None is level.probe(this)
+    level.first(this)
+    seen = [str(Path(p).relative_to(tmp_path)) for p in level._collector.stamps()]
+    assert restarts == seen
+
+
+@pytest.mark.parametrize(
+    "command", ["python s.py", "Rscript s.R", "gmx grompp", "julia s.jl", "./old", "echo lmp.txt"]
+)
+def test_a_command_that_shows_nothing_is_not_recognised(tmp_path: Path, command: str) -> None:
+    """A script that does not load what it saves would begin anew in every link."""
+    for name in ("s.py", "s.R", "s.jl"):
+        (tmp_path / name).write_text("saveRDS(x); serialize(x); model.save('x')")
+    assert None is matching(SHIPPED.values(), work(tmp_path, *command.split()))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"restrat": "x"}, "unknown key 'restrat'. Did you mean 'restart'?"),
+        ({"restart": None}, "restart: missing; write the pattern"),
+        ({"complete": None}, "complete: missing; write how to tell"),
+        ({"complete": {}}, "complete: says nothing"),
+        ({"complete": {"exit_code": "ok"}}, "complete: exit_code: 'ok' is not an exit code"),
+        ({"complete": {"text": "x"}}, "'text' or 'no_text' and the file, 'in', belong together"),
+        ({"complete": {"step": {"value": 1}}}, "'step' and 'target' belong together"),
+        ({"name": "dmtcp"}, "name: 'dmtcp' cannot be one"),
+        ({"save": {"signal": "KILL"}}, "save: signal: no program hears SIGKILL"),
+        ({"save": {"signal": "USR7"}}, "save: signal: 'USR7' is not a signal"),
+        ({"save": {"signal": "USR1", "file": "STOP"}}, "write one of signal, file, command"),
+        ({"save": {"lead": "soon"}}, "save: lead: 'soon' is not a duration"),
+        ({"save": {"stops": "maybe"}}, "save: stops: write true or false"),
+        ({"restart": {"files": "x", "pick": "oldest"}}, "restart: pick: write newest or all"),
+        ({"resume": {"append": ["-c {restrat}"]}}, "{restrat} is not known; define it under"),
+        ({"resume": {"set": ["-c"]}}, "write an option and its value"),
+        ({"resume": {"append": ["'"]}}, "No closing quotation"),
+        ({"progress": {"file": "x", "regex": "("}}, "progress: regex: not a regular expression"),
+        ({"progress": {"command": "x"}}, "'command' needs 'regex'"),
+        ({"progress": {"file": "x", "count": "y"}}, "write one of command, file"),
+        ({"sane": {"begins": "é€"}}, "sane: begins: must be Latin-1"),
+        ({"values": {"a": {"file": "x"}}}, "values: a: 'file' and 'regex' belong together"),
+        ({"values": ["a"]}, "values: must be a mapping"),
+        ({"recognise": {"words": "x"}}, "recognise: programs: missing"),
+        ({"like": "gromax"}, "like: no recipe 'gromax'; known: amber"),
+        ({"also": [{"at_most": "1G"}]}, "also: files: missing"),
+        ({"first": "x"}, "first: must be a mapping"),
+    ],
+)
+def test_a_mistake_is_said_by_its_file_and_key(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    source = {key: item for key, item in {**GOOD, **change}.items() if item is not None}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(source))
+    with pytest.raises(SpecError, match=re.escape(said)) as caught:
+        recipe_of("./mine.yaml", SHIPPED.values(), tmp_path)
+    assert str(caught.value).startswith("./mine.yaml: ")
+
+
+def test_a_persons_own_recipes_outrank_and_may_build_on_the_shipped(tmp_path: Path) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home / ".config/hpc_ckpt/recipes", here / "recipes"):
+        folder.mkdir(parents=True)
+    (home / ".config/hpc_ckpt/recipes/gromacs.yaml").write_text(
+        "{like: gromacs, save: {lead: 9 min}}"
+    )
+    (here / "recipes/mine.yaml").write_text("{like: gromacs, recognise: {programs: [mygmx]}}")
+    (here / "recipes/soup.yaml").write_text("{name: Soup, of: [water, salt]}")
+    (here / "recipes/soup.txt").write_text("]")
+    known = {r.name: r for r in load_recipes(here, {"HOME": str(home)})}
+    assert NAMES | {"mine"} == set(known)
+    assert 540 == known["gromacs"].save.lead_s
+    assert known["gromacs"].save.stops
+    assert NOT_RUN == known["mine"].tried  # that the shipped one was tried says nothing of it
+    assert ("mygmx",) == known["mine"].recognised.programs
+    found = matching(known.values(), work(here, "mygmx", "mdrun"))
+    assert found is not None and "mine" == found.name
+
+
+def test_a_spec_names_a_recipe_a_file_or_writes_it_down(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("{restart: x.rst, complete: {exit_code: 0}}")
+    this = work(tmp_path, "./old", "5")
+    for wanted in ("generic", "./r.yaml", {**GOOD}):
+        spec = Spec.model_validate({"command": ["./old", "5"], "recipe": wanted})
+        choice = choose(this, recipes=SHIPPED.values(), recipe=spec.recipe)
+        (level,) = levels_of(choice.entries)
+        assert level.name == choice.chosen
+    with pytest.raises(SpecError, match="no recipe 'genric'; known: amber"):
+        choose(this, recipes=SHIPPED.values(), recipe="genric")
+    with pytest.raises(SpecError, match="recipe gromacs: no word of the command is one of gmx"):
+        choose(this, recipes=SHIPPED.values(), recipe="gromacs")
+
+
+def test_what_a_recipe_cannot_read_from_the_command_is_a_reason_to_look_further(
+    tmp_path: Path,
+) -> None:
+    this = work(tmp_path, "lmp", "-in", "missing.in")
+    choice = choose(this, recipes=SHIPPED.values())
+    assert "lammps" in dict(choice.rejected)
+    assert "does not show {a}" in dict(choice.rejected)["lammps"]
+
+
+def test_a_recipe_that_was_not_asked_for_has_others_behind_it(tmp_path: Path) -> None:
+    this = work(tmp_path, "gmx", "mdrun")
+    names = [entry["name"] for entry in choose(this, recipes=SHIPPED.values()).entries]
+    assert ("gromacs", "plain") == (names[0], names[-1])
+    for asked in ({"wanted": "application"}, {"recipe": "gromacs"}):
+        assert 1 == len(choose(this, recipes=SHIPPED.values(), **asked).entries)  # type: ignore[arg-type]
+
+
+def test_the_node_needs_no_yaml_and_no_pydantic(tmp_path: Path) -> None:
+    record = json.dumps(SHIPPED["gromacs"].to_json())
+    code = (
+        "import json, sys\n"
+        "sys.modules.update(dict.fromkeys(['yaml', 'pydantic', 'jinja2', 'rich', 'typer']))\n"
+        "import hpc_ckpt.levels.steward\n"
+        "from hpc_ckpt.levels.choose import levels_of\n"
+        "entry = {'kind': 'application', 'name': 'gromacs', 'recipe': json.loads(sys.argv[1])}\n"
+        "print(levels_of([entry])[0].name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, record], capture_output=True, text=True)
+    assert (0, "gromacs\n") == (done.returncode, done.stdout), done.stderr
+
+
+def cli(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hpc_ckpt.cli", "recipes", *words]
+    return subprocess.run(command, cwd=place, capture_output=True, text=True)
+
+
+def test_a_mistake_in_a_spec_is_said_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("command: ./old\nrecipe: {like: generic, sav: {}}\n")
+    command = [sys.executable, "-m", "hpc_ckpt.cli", "run", "s.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    said = "hpc-ckpt: s.yaml:2: recipe: unknown key 'sav'. Did you mean 'save'?\n"
+    assert (2, said) == (done.returncode, done.stderr)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_verb_lists_and_shows(tmp_path: Path) -> None:
+    listed = cli(tmp_path).stdout
+    assert all(re.search(rf"^{name} ", listed, re.MULTILINE) for name in NAMES)
+    assert len(NAMES) - 4 == listed.count(NOT_RUN)
+    shown = cli(tmp_path, "vasp").stdout
+    assert "not run here" in shown
+    assert SHIPPED["vasp"].source == yaml.load(shown, yaml.BaseLoader)
+    records = json.loads(cli(tmp_path, "--json").stdout)
+    assert {r["name"]: r["was_tried"] for r in records}["gromacs"] is True
+    wrong = cli(tmp_path, "vsap")
+    assert (2, "") == (wrong.returncode, wrong.stdout)
+
+
+def test_the_reference_has_a_row_for_each() -> None:
+    text = (PROJECT / "docs" / "reference" / "recipes.md").read_text()
+    for name, recipe in SHIPPED.items():
+        row = re.search(rf"^\| `{name}` \|.*$", text, re.MULTILINE)
+        assert row is not None, name
+        assert recipe.tried in row[0]

@@ -1,0 +1,108 @@
+"""GROMACS and LAMMPS as chains on a real Slurm: a time limit, a SIGKILL, truncated files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chains import SubmittedChain, commits, submit_chain
+from devcluster import DevCluster
+from molecules import (
+    argon,
+    cut,
+    kill,
+    last_step,
+    lennard_jones,
+    require,
+    thermo,
+    uninterrupted,
+)
+
+from hpc_ckpt.chain.ledger import read_status
+from hpc_ckpt.levels.restarts import Restarts
+
+pytestmark = pytest.mark.slurm
+
+ENDS_IN_S = 8
+# An MPI program that a step starts by itself wants Slurm's PMI, which Debian's OpenMPI has not.
+MPIRUN = ["mpirun", "--mca", "plm", "isolated", "--mca", "ras", "^slurm", "--allow-run-as-root",
+          "-np", "1"]  # fmt: skip
+
+
+def submit(cluster: DevCluster, place: Path, command: list[str], like: str) -> SubmittedChain:
+    spec: dict[str, Any] = {
+        "name": like,
+        "command": command,
+        "recipe": {"like": like, "name": like, "save": {"lead": "3s"}},
+        "checkpoint": {"policy": "every 1s"},
+    }
+    return submit_chain(cluster, place, spec=spec)
+
+
+def wait_for_commit(chain: SubmittedChain, number: int) -> None:
+    chain.wait_for(lambda: any(g == number for _, g, _ in commits(chain.rundir)))
+
+
+def at_the_limit(chain: SubmittedChain, number: int) -> None:
+    """The link runs into its end and saves."""
+    wait_for_commit(chain, number)
+    chain.end_in(number, ENDS_IN_S)
+    link = chain.wait_for_end(number)
+    assert "time limit" == link.cause
+    assert link.step_to > link.step_from
+
+
+def killed_with_truncated_files(
+    chain: SubmittedChain, number: int, program: tuple[str, str]
+) -> None:
+    """Program and steward die at once; what they wrote last is cut off, in both places."""
+    place = chain.rundir.root.parent
+    wait_for_commit(chain, number)
+    assert 2 == kill(place, *program)
+    for path in (*place.glob("ck.*"), *place.glob("*.cpt")):
+        cut(path)
+    store = Restarts(chain.rundir)
+    newest = store.path_of(store.keys()[-1])
+    for path in newest.glob("files/0000/*"):
+        cut(path)
+    chain.wait_for_end(number)
+
+
+def assert_went_on(chain: SubmittedChain) -> str:
+    chain.wait_for_done()
+    chain.wait_for_end(3)
+    links = read_status(chain.rundir).links
+    assert "complete" == links[-1].cause
+    assert links[2].step_from > 0
+    third = chain.rundir.log_file(3).read_text()
+    assert "skipped step-" in third  # the one that was cut off
+    assert "goes on from step-" in third
+    chain.wait_for(lambda: chain.waiting() == [])
+    files = sorted(chain.rundir.logs.glob("link-*.log"))
+    return "".join(path.read_text() for path in files)
+
+
+def test_gromacs(idle_cluster: DevCluster, tmp_path: Path) -> None:
+    require("gmx")
+    argon(tmp_path, 250_000)
+    command = ["gmx", "mdrun", "-deffnm", "prod", "-nt", "1", "-cpt", "0.01"]
+    chain = submit(idle_cluster, tmp_path, command, "gromacs")
+    at_the_limit(chain, 1)
+    assert "Finished mdrun" in (tmp_path / "prod.log").read_text()
+    assert chain.rundir.done() is None
+    killed_with_truncated_files(chain, 2, ("gmx", "mdrun"))
+    assert_went_on(chain)
+    assert 250_000 == last_step(tmp_path / "prod.cpt")
+    assert (tmp_path / "prod.gro").exists()
+
+
+def test_lammps(idle_cluster: DevCluster, tmp_path: Path) -> None:
+    require("lmp")
+    steps = 30000
+    lennard_jones(tmp_path, steps)
+    chain = submit(idle_cluster, tmp_path, [*MPIRUN, "lmp", "-in", "in.lj"], "lammps")
+    at_the_limit(chain, 1)
+    killed_with_truncated_files(chain, 2, ("lmp", "in.lj"))
+    text = assert_went_on(chain)
+    assert uninterrupted(tmp_path / "whole", steps) == thermo(text)
