@@ -194,9 +194,19 @@ def _summarise(
         step_to=step_to,
         lost_steps=0 if end_time is None else max(0, reached - kept),
         stall_s=sum(float(r.get("stall_s") or 0.0) for r in commits),
-        useful_s=max((float(r.get("training_s") or 0.0) for r in commits), default=0.0),
+        useful_s=max((float(r.get("training_s") or 0.0) for r in _kept(records)), default=0.0),
         allocated_s=max(0.0, (now if end_time is None else end_time) - started),
     )
+
+
+def _kept(records: list[Record]) -> list[Record]:
+    """What says how much of a link was not in vain: commits, and the end of complete work."""
+    return [
+        r
+        for r in records
+        if r["event"] == Event.COMMITTED.value
+        or (r["event"] == Event.ENDED.value and r.get("complete") is True)
+    ]
 
 
 def _evidence(record: Record) -> tuple[str, ...]:

@@ -79,5 +79,5 @@ def _text(recipe: Recipe) -> str:
     import yaml
 
     body = yaml.safe_dump(recipe.to_json(), sort_keys=False, allow_unicode=True, width=100)
-    warning = "" if recipe.was_tried else "# written from the program's manual, not run here\n"
+    warning = "" if recipe.was_tried else "# not run here: rehearse it before you trust it\n"
     return f"# {recipe.origin}\n{warning}{body}".rstrip()

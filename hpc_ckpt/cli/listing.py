@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError, RootError
+from ..errors import EXIT_COMPLETE, EXIT_FAILED, CorruptCheckpoint, HpcCkptError, RootError
 from ..format.manifest import Manifest
 from ..format.verify import read_manifest
 from ..format.verify import verify as verify_directory
+from ..levels.restarts import Restarts
 from ..rundir import MANIFEST_NAME, CheckpointKey, RunDir
 from ..units import format_size
 
@@ -22,14 +23,26 @@ Listed = tuple[str, "Manifest | None", str]
 
 def list_checkpoints(root: Path, *, as_json: bool) -> None:
     rows = list(_listed(RunDir(root)))
+    restarts = Restarts(RunDir(root)).told()
+    if restarts and not as_json and not rows:
+        _show_restarts(restarts)
+        return
     if as_json:
-        print(json.dumps([_record(row) for row in rows]))
+        print(json.dumps([*(_record(row) for row in rows), *restarts]))
     elif not rows:
         print(f"no checkpoints in {root}")
     else:
         from .tables import checkpoint_table, console
 
         console().print(checkpoint_table(rows))
+        _show_restarts(restarts)
+
+
+def _show_restarts(restarts: Sequence[Mapping[str, Any]]) -> None:
+    for one in restarts:
+        saved = datetime.fromtimestamp(one["wall_time"]).astimezone().isoformat(" ", "seconds")
+        size = format_size(one["bytes"])
+        print(f"{one['restart']}  {one['level']}  {saved}  {size}  {one['reason']}")
 
 
 def describe_checkpoints(root: Path) -> None:
@@ -111,7 +124,7 @@ def _number(value: float) -> float | str:
 def verify_checkpoints(target: Path, *, as_json: bool) -> int:
     """Every checkpoint of a run, or the one that `target` is."""
     directories = _targets(target)
-    found = {str(directory): verify_directory(directory) for directory in directories}
+    found: dict[str, list[Any]] = {str(directory): _defects(directory) for directory in directories}
     if as_json:
         print(json.dumps({name: [str(d) for d in defects] for name, defects in found.items()}))
     else:
@@ -120,6 +133,16 @@ def verify_checkpoints(target: Path, *, as_json: bool) -> int:
             for defect in defects:
                 print(f"        {defect}")
     return EXIT_FAILED if any(found.values()) else EXIT_COMPLETE
+
+
+def _defects(directory: Path) -> list[Any]:
+    if directory.parent.name != "restarts":
+        return list(verify_directory(directory))
+    try:
+        Restarts(RunDir(directory.parent.parent)).open_named(directory.name)
+    except CorruptCheckpoint as error:
+        return list(error.defects)
+    return []
 
 
 def _targets(target: Path) -> list[Path]:
@@ -132,4 +155,6 @@ def _targets(target: Path) -> list[Path]:
     if not rundir.checkpoints.is_dir():
         raise RootError(target, "neither a run nor a checkpoint")
     names = sorted(path.name for path in rundir.checkpoints.iterdir())
-    return [rundir.checkpoints / name for name in names if CheckpointKey.parse(name)]
+    own = [rundir.checkpoints / name for name in names if CheckpointKey.parse(name)]
+    known = Restarts(rundir).keys()
+    return [*own, *(rundir.restarts / key.directory_name for key in known)]

@@ -132,6 +132,26 @@ class Restarts:
         size = sum(record["size"] for record in manifest["files"])
         return Restart(key, place / FILES, manifest["level"], size, manifest["facts"])
 
+    def open_named(self, name: str) -> Restart:
+        """The same by the name of its directory."""
+        key = CheckpointKey.parse(name)
+        if key is None:
+            raise CorruptCheckpoint(self.place / name, ["not the name of a restart"])
+        return self.open(key)
+
+    def told(self) -> list[dict[str, Any]]:
+        """For people: what the manifests say, oldest first; nothing is checked but those."""
+        found = []
+        for key in self.keys():
+            try:
+                manifest = _unseal(self.path_of(key))
+            except CorruptCheckpoint:
+                continue
+            said = {name: manifest.get(name) for name in ("level", "step", "wall_time", "reason")}
+            size = sum(int(record["size"]) for record in manifest["files"])
+            found.append({"restart": key.directory_name, **said, "bytes": size})
+        return found
+
     def newest(self, level: str, skip: Callable[[CheckpointKey, str], None]) -> Iterator[Restart]:
         """Valid ones of this level, newest first; `skip` hears of those that are not."""
         for key in reversed(self.keys()):

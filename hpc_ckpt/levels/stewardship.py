@@ -248,6 +248,7 @@ class Steward:
             bytes=restart.size,
             stall_s=round(self._save_s, 3),
             save_s=round(self._save_s, 3),
+            training_s=self._working_s(),
         )
         for key in self._restarts.retain(self._keep):
             self._events.emit(Event.REMOVED, checkpoint=key.directory_name, tier="restarts")
@@ -322,7 +323,7 @@ class Steward:
         self._events.emit(
             Event.ENDED,
             step=self._step(),
-            training_s=round(time.time() - self._entered - self._stall_s, 3),
+            training_s=self._working_s(),
             stall_s=round(self._stall_s, 3),
             complete=result is Result.COMPLETE,
             reason=reason,
@@ -333,6 +334,10 @@ class Steward:
         log.info("%s: %s", result.value, reason)
         codes = {Result.COMPLETE: EXIT_COMPLETE, Result.SAVED: EXIT_SAVED}
         return codes.get(result, EXIT_FAILED)
+
+    def _working_s(self) -> float:
+        """What the program has had of this link."""
+        return round(time.time() - self._entered - self._stall_s, 3)
 
     def _newest(self) -> CheckpointKey | None:
         keys = self._restarts.keys()
