@@ -731,7 +731,7 @@ def test_retention_of_the_target_follows_each_drain(bench: Callable[..., Bench])
     one = bench("local", "root")
 
     def keep_two(tier: Tier, committed: Committed) -> None:
-        retain(tier, Keep(last=2), generation=1, newest_verified=committed.key, guard=free)
+        retain(tier, Keep(last=2), generation=1, committed=committed.key, guard=free)
 
     one.drainer._after = keep_two
     for step in (1, 2, 3, 4):

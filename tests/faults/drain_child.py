@@ -84,7 +84,7 @@ def main(root: Path) -> None:
         fsio.observe(seen.append)
 
     def tidy(tier: Tier, committed: Committed) -> None:
-        retain(tier, Keep(last=2), generation=1, newest_verified=committed.key, guard=pass_guard)
+        retain(tier, Keep(last=2), generation=1, committed=committed.key, guard=pass_guard)
         tier.sweep(1)
 
     events = EventLog(root / "events.jsonl")

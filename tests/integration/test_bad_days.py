@@ -134,6 +134,76 @@ def test_what_was_restored_is_not_removed_in_favour_of_what_is_broken(
 
 
 @pytest.fixture
+def decaying() -> Iterator[set[int]]:
+    """Shards of these steps are damaged in the moment in which they are committed."""
+    steps: set[int] = set()
+    yield steps
+    fsio.observe(None)
+
+
+def decay_at_commit(root: Path, steps: set[int]) -> None:
+    def damage(point: str) -> None:
+        if point == "commit.durable":
+            newest = RunDir(root).committed()[-1]
+            if newest.step in steps:
+                steps.remove(newest.step)
+                path = root / "checkpoints" / newest.directory_name / "rank-00000.safetensors"
+                flip(path, -1)
+
+    fsio.observe(damage)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("keep", [{"last": 2}, {"last": 2, "every": 3}, {"last": 1}])
+def test_the_last_that_was_read_goes_only_after_another_was(
+    root: Path, decaying: set[int], keep: dict[str, int], resumed: bool
+) -> None:
+    """A disk that goes bad may spoil all that follow: then nothing more is removed."""
+    w = torch.zeros(1000)
+    decaying |= set(range(8, 20))
+    decay_at_commit(root, decaying)
+    for first, last in ((0, 2), (2, 12)) if resumed else ((0, 12),):
+        with killed(root, keep=keep, w=w) as ckpt:
+            for _ in range(first, last):
+                w.add_(1)
+                ckpt.step()
+                ckpt.save(wait=True)
+                ckpt._entered().engine.wait(20)
+    assert recorded(root, "retention.failed")
+    fsio.observe(None)
+    with killed(root, keep=keep, w=w) as ckpt:
+        assert ckpt.restored is not None and ckpt.restored.step in (6, 7)
+        for _ in range(4):
+            w.add_(1)
+            ckpt.step()
+            ckpt.save(wait=True)
+            ckpt._entered().engine.wait(20)
+    assert keep["last"] <= len(valid(root)) <= 6, "what is broken goes when its time has come"
+    assert all(valid(root).values())
+
+
+def test_what_is_kept_is_read_once_in_a_while_and_not_at_every_save(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading takes from training what writing does."""
+    read, real = [], DirectoryTier.verify
+
+    def verify(self: DirectoryTier, key: Any) -> Any:
+        read.append(key.step)
+        return real(self, key)
+
+    monkeypatch.setattr(DirectoryTier, "verify", verify)
+    w = torch.zeros(1000)
+    with killed(root, keep=3, w=w) as ckpt:
+        for _ in range(12):
+            w.add_(1)
+            ckpt.step()
+            ckpt.save(wait=True)
+            ckpt._entered().engine.wait(20)
+    assert [4, 7, 10] == read
+
+
+@pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Every write into the tier below `fast` hangs until the event is set."""
     opened, real = threading.Event(), DirectoryStaging.write_shard
