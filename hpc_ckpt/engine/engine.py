@@ -18,7 +18,7 @@ from ..format.manifest import Manifest, ShardRecord
 from ..parallel import uncollected
 from ..rundir import CheckpointKey
 from ..tiers.base import Committed, Tier
-from ..tiers.drain import Drainer
+from ..tiers.draining import Drainer
 from ..tiers.writing import Pace
 from .labels import manifest_of
 from .orders import About, Order, Publisher

@@ -23,7 +23,8 @@ from hpc_ckpt.settings import Keep
 from hpc_ckpt.testing import FaultyTier, PlainLeaf, image_of, make_checkpoint, plain_manifest
 from hpc_ckpt.tiers.base import Committed, Tier
 from hpc_ckpt.tiers.directory import DirectoryTier
-from hpc_ckpt.tiers.drain import LAG, NICE, Drainer, drain
+from hpc_ckpt.tiers.drain import drain
+from hpc_ckpt.tiers.draining import LAG, NICE, Drainer
 from hpc_ckpt.tiers.retention import retain
 from hpc_ckpt.tiers.stack import Stack
 from hpc_ckpt.tiers.staging import DirectoryStaging

@@ -23,7 +23,8 @@ from hpc_ckpt.settings import Keep
 from hpc_ckpt.testing import PlainLeaf, image_of, kill_at, make_checkpoint, plain_manifest
 from hpc_ckpt.tiers.base import Committed, Tier
 from hpc_ckpt.tiers.directory import DirectoryTier
-from hpc_ckpt.tiers.drain import Drainer, drain
+from hpc_ckpt.tiers.drain import drain
+from hpc_ckpt.tiers.draining import Drainer
 from hpc_ckpt.tiers.retention import retain
 from hpc_ckpt.tiers.stack import Stack
 
