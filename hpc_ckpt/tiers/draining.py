@@ -135,6 +135,7 @@ class Drainer:
         with self._changed:
             for order in self._waiting:
                 order.ready = True
+            self._start()
             self._changed.notify_all()
             self._changed.wait_for(self._idle, timeout)
             self._closed, idle, arrived = True, self._current is None, self._arrived()
@@ -150,13 +151,22 @@ class Drainer:
             for waiting in self._waiting:
                 waiting.ready = True
             dropped = self._put(order)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="hpc-ckpt-drain", daemon=True
-                )
-                self._thread.start()
+            self._start()
             self._changed.notify_all()
         self._tell_dropped(dropped)
+
+    def _start(self) -> None:
+        """Without a thread to be had, orders wait; the next one asks again, and close() does."""
+        if self._thread is not None or not self._waiting:
+            return
+        thread = threading.Thread(target=self._run, name="hpc-ckpt-drain", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            for order in self._waiting:
+                self._tell_failed(order, order.targets[0], error, flush=False)
+        else:
+            self._thread = thread
 
     # ── the queue; the condition is held ──────────────────────────────────────────────────
     def _put(self, order: _Order) -> list[_Order]:
@@ -170,7 +180,8 @@ class Drainer:
         return next((order for order in self._waiting if order.ready), None)
 
     def _idle(self) -> bool:
-        return self._current is None and (self._closed or self._ready() is None)
+        cannot = self._closed or self._thread is None
+        return self._current is None and (cannot or self._ready() is None)
 
     def _arrived(self) -> bool:
         return self._current is None and not self._waiting and self.fenced is None
@@ -243,10 +254,15 @@ class Drainer:
         except Exception as error:  # noqa: BLE001 - the copy stands; the next one tidies again
             log.warning("could not tidy tier %s: %s", target.name, error)
 
-    def _tell_failed(self, order: _Order, target: Tier, error: Exception) -> None:
+    def _tell_failed(
+        self, order: _Order, target: Tier, error: Exception, *, flush: bool = True
+    ) -> None:
+        """Not flushed where somebody commits, or waits: a file system may hang."""
         name = order.key.directory_name
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        self._events.emit(Event.DRAIN_FAILED, checkpoint=name, tier=target.name, error=said)
+        self._events.emit(
+            Event.DRAIN_FAILED, flush=flush, checkpoint=name, tier=target.name, error=said
+        )
         log.warning("could not drain %s to %s: %s", name, target.name, said)
 
     def _tell_dropped(self, dropped: list[_Order]) -> None:

@@ -656,6 +656,48 @@ def test_a_failing_tier_does_not_keep_the_others_from_theirs(bench: Callable[...
     assert [("root", 1), ("root", 2), ("shared", 2), ("shared", 1)] == one.after
 
 
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether there is a thread for the next drains to be had, one by one; then always."""
+    answers: list[bool] = []
+    real = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "hpc-ckpt-drain" and answers and not answers.pop(0):
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return answers
+
+
+def test_without_a_thread_an_order_waits_for_the_next(
+    bench: Callable[..., Bench], threads: list[bool]
+) -> None:
+    """It is told; whoever commits or waits is not held up."""
+    one = bench("local", "root")
+    threads.append(False)
+    one.save(1)
+    assert (1, False, []) == (one.drainer.lag, one.drainer.wait(30), one.steps("root"))
+    (failure,) = one.told(Event.DRAIN_FAILED)
+    assert ("root", "RuntimeError: can't start new thread") == (failure["tier"], failure["error"])
+    one.save(2)
+    assert ([1, 2], True) == (one.steps("root"), one.drainer.wait(0))
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_closing_asks_for_a_thread_once_more_and_does_not_wait_for_none(
+    bench: Callable[..., Bench], threads: list[bool], again: bool
+) -> None:
+    """The newest must reach the home at last; where it cannot, the program ends all the same."""
+    one = bench("local", "root")
+    threads += [False, again]
+    one.save(1)
+    began = time.monotonic()
+    assert (again, [1] * again) == (one.drainer.close(30), one.steps("root"))
+    assert time.monotonic() - began < 10
+
+
 def test_the_home_comes_before_a_tier_that_hangs(
     bench: Callable[..., Bench], tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -278,3 +279,34 @@ def test_no_thread_for_a_save_is_a_failed_save(root: Path, monkeypatch: pytest.M
         assert ckpt._entered().engine.wait(10)
     assert 1 == len(recorded(root, "save.failed"))
     assert RunDir(root).committed()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_no_thread_for_a_drain_is_a_drain_for_later(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    """Neither entering nor leaving fails, and the root has everything in the end."""
+    real, left = threading.Thread.start, ["hpc-ckpt-drain"]
+
+    def start(self: threading.Thread) -> None:
+        if self.name in left:
+            left.remove(self.name)
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    tiers, w = [tmp_path / "fast", "root"], torch.ones(2)
+    if resumed:
+        with killed(root, tiers=tiers, w=w) as ckpt:
+            ckpt.step()
+            ckpt.save()
+        shutil.rmtree(root / "checkpoints")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    began = time.monotonic()
+    with Checkpointer(root, policy="every 1 steps", tiers=tiers, w=w) as ckpt:
+        for _ in ckpt.steps(6):
+            ckpt.step()
+            ckpt._entered().engine.wait(20)
+    assert time.monotonic() - began < 30
+    assert 1 == len([r for r in recorded(root, "drain.failed") if "thread" in r["error"]])
+    assert 6 == RunDir(root).committed()[-1].step
+    assert [] == left
