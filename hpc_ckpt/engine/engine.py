@@ -229,7 +229,8 @@ class Engine:
     def _tier(self, size: int, *, urgent: bool, within_s: float | None) -> Tier:
         stack = self._publisher.stack
         chosen = stack.choose(size, within_s) if urgent else stack.first
-        return stack.home if chosen.name in self._under_way.hanging else chosen
+        hangs = stack.hangs(chosen) or chosen.name in self._under_way.hanging
+        return stack.home if hangs else chosen
 
     def take_stuck(self) -> str | None:
         """Said once of each save that hangs; its thread is left behind, and its tier avoided."""

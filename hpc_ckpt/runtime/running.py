@@ -168,6 +168,8 @@ class Running:
         self.session.stack.recover()
         with uncollected():
             found = restore.newest(self.session.stack, self._put_back)
+        for tier, error in self.session.stack.passed_over.items():
+            self.session.events.emit(Event.TIER_FAILED, tier=tier, error=error)
         skipped = [str(one) for one in found.skipped]
         if found.checkpoint is None or found.tier is None:
             self.session.events.emit(Event.STARTED_FRESH)

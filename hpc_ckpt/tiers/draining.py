@@ -41,6 +41,8 @@ class _Order:
     """Where it has not arrived yet."""
     ready: bool = field(default=True)
     """False: it failed, and waits for the next order."""
+    believing: bool = False
+    """A target that lists it has it; it is not read."""
 
 
 class _Meter:
@@ -107,10 +109,9 @@ class Drainer:
     def catch_up(self, key: CheckpointKey, source: Tier) -> None:
         """At the start of a link: drain what the last one could not drain any more.
 
-        A tier that lists the checkpoint already is believed, not read again.
+        A tier that lists the checkpoint already is believed, not read again. No I/O here.
         """
-        lacking = [t for t in self._stack.targets(source) if key not in _keys_or_none(t)]
-        self._enqueue(_Order(key, source, lacking))
+        self._enqueue(_Order(key, source, list(self._stack.targets(source)), believing=True))
 
     @property
     def lag(self) -> int:
@@ -219,7 +220,8 @@ class Drainer:
             if self._closed:
                 return
             try:
-                self._drain(order, target)
+                if not self._is_there(order, target):
+                    self._drain(order, target)
             except Fenced as error:
                 self.fenced = error
                 self._tell_failed(order, target, error)
@@ -230,6 +232,11 @@ class Drainer:
                 self._tell_failed(order, target, error)
                 continue
             order.targets.remove(target)
+
+    def _is_there(self, order: _Order, target: Tier) -> bool:
+        """Asked whether it is believed or not: one that hangs must not hold up the others."""
+        listed = self._stack.ask(target, target.keys)
+        return order.believing and order.key in listed
 
     def _drain(self, order: _Order, target: Tier) -> None:
         self._pace = Pace() if self._hurried else self._new_pace()
@@ -281,10 +288,3 @@ def _be_nice() -> None:
         thread = threading.get_native_id()
         before = os.getpriority(os.PRIO_PROCESS, thread)
         os.setpriority(os.PRIO_PROCESS, thread, max(before, NICE))
-
-
-def _keys_or_none(tier: Tier) -> list[CheckpointKey]:
-    try:
-        return tier.keys()
-    except OSError:
-        return []

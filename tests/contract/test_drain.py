@@ -21,6 +21,7 @@ from hpc_ckpt.format.image import lay_out
 from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey
 from hpc_ckpt.settings import Keep
 from hpc_ckpt.testing import FaultyTier, PlainLeaf, image_of, make_checkpoint, plain_manifest
+from hpc_ckpt.tiers import asking
 from hpc_ckpt.tiers.base import Committed, Tier
 from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.drain import drain
@@ -718,6 +719,30 @@ def test_the_home_comes_before_a_tier_that_hangs(
     assert one.drainer.wait(30)
 
 
+def test_a_tier_that_does_not_answer_keeps_nothing_from_the_others(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The home gets the next ones too; what is missing is tried again when it answers."""
+    one = bench("local", "shared", "root")
+    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    answers, real = threading.Event(), one.tiers["shared"].keys
+
+    def late() -> list[CheckpointKey]:
+        answers.wait(60)
+        return real()
+
+    one.tiers["shared"].keys = late  # type: ignore[method-assign]
+    one.save(1)
+    one.save(2)
+    assert [1, 2] == one.steps("root")
+    failed = {(r["tier"], r["error"].partition(":")[0]) for r in one.told(Event.DRAIN_FAILED)}
+    assert {("shared", "TimeoutError")} == failed
+    answers.set()
+    until(lambda: not one.stack.hangs(one.tiers["shared"]))
+    assert one.drainer.close(30)
+    assert [1, 2] == one.steps("shared")
+
+
 def test_a_checkpoint_that_retention_took_is_given_up(bench: Callable[..., Bench]) -> None:
     """The source may keep less than the lag; nothing is retried for ever."""
     one = bench("local", "root")
@@ -876,4 +901,4 @@ def test_a_new_link_catches_up_with_what_the_last_one_left(bench: Callable[..., 
     one.drainer.catch_up(key, first)
     assert (True, [("root", 10)]) == (one.drainer.wait(30), one.after)
     one.drainer.catch_up(key, first)
-    assert (0, 1) == (one.drainer.lag, len(one.after))
+    assert (True, 0, 1) == (one.drainer.wait(30), one.drainer.lag, len(one.after))

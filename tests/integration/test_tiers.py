@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hpc_ckpt import Checkpointer, events
 from hpc_ckpt.engine.persist import Pending
 from hpc_ckpt.events import Event
 from hpc_ckpt.rundir import CheckpointKey, RunDir
+from hpc_ckpt.tiers import asking
 from hpc_ckpt.tiers.directory import DirectoryTier
 
 
@@ -142,7 +145,7 @@ def test_the_end_of_the_work_is_in_the_root(rundir: RunDir, fast: Path) -> None:
 
 
 def test_a_tier_that_cannot_be_used_does_not_end_the_run(rundir: RunDir, fast: Path) -> None:
-    """The event says so, and the root takes every save."""
+    """The events say so, at the start and at a save; the root takes every save."""
     fast.write_text("a file is in the way")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the preflight finds it too
@@ -151,7 +154,7 @@ def test_a_tier_that_cannot_be_used_does_not_end_the_run(rundir: RunDir, fast: P
             settle(ckpt.save())
             ckpt.step()
     failed = recorded(rundir, Event.TIER_FAILED)
-    assert [str(fast)] == [record["tier"] for record in failed]
+    assert [str(fast)] * 2 == [record["tier"] for record in failed]
     done = rundir.done()
     assert done is not None
     assert (2, [1, 2]) == (done.step, steps_of(DirectoryTier(rundir.checkpoints)))
@@ -163,3 +166,78 @@ def test_two_chains_in_one_directory_do_not_meet(tmp_path: Path, fast: Path) -> 
     run(one, fast, 2)
     assert run(two, fast, 1) is None
     assert 2 == len(list(fast.iterdir()))
+
+
+# ── a tier that hangs ─────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def hang(fast: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """From now on this operation of the fast tier does not come back, until the test is over."""
+    over = threading.Event()
+
+    def arrange(operation: str) -> None:
+        owner = Path if operation == "resolve" else DirectoryTier
+        real = getattr(owner, operation)
+
+        def stuck(self: Any, *arguments: Any, **more: Any) -> Any:
+            if Path(getattr(self, "path", self)).is_relative_to(fast):
+                over.wait(60)
+            return real(self, *arguments, **more)
+
+        monkeypatch.setattr(owner, operation, stuck)
+
+    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    yield arrange
+    over.set()
+
+
+@pytest.mark.parametrize("order", ["fast first", "root first"])
+@pytest.mark.parametrize("operation", ["recover", "keys", "resolve"])
+def test_a_run_starts_beside_a_tier_that_hangs(
+    rundir: RunDir,
+    fast: Path,
+    hang: Callable[[str], None],
+    order: str,
+    operation: str,
+) -> None:
+    """The root is well: the run goes on from there, saves there, and says whom it passed over."""
+    run(rundir, fast, 2)
+    hang(operation)
+    tiers = [fast, "root"] if order == "fast first" else ["root", fast]
+    weight, began = torch.zeros(3000), time.monotonic()
+    with Checkpointer(rundir.root, tiers=tiers, policy="every hour", weight=weight) as ckpt:
+        assert ckpt.restored is not None
+        assert (2, "root") == (ckpt.restored.step, ckpt.restored.tier)
+        for _ in ckpt.steps(5):
+            weight += 1
+            ckpt.step()
+            settle(ckpt.save())
+    assert time.monotonic() - began < 20
+    (failed,) = recorded(rundir, Event.TIER_FAILED)
+    assert (str(fast), True) == (failed["tier"], "not answer" in failed["error"])
+    assert [3, 4, 5] == steps_of(DirectoryTier(rundir.checkpoints))[-3:]
+
+
+def test_a_tier_that_answers_late_is_used_again(
+    rundir: RunDir, fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was only slow."""
+    run(rundir, fast, 2)
+    slow, real = threading.Event(), DirectoryTier.recover
+
+    def recover(self: DirectoryTier) -> None:
+        if self.path.is_relative_to(fast):
+            slow.wait(60)
+        real(self)
+
+    monkeypatch.setattr(DirectoryTier, "recover", recover)
+    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    weight = torch.zeros(3000)
+    with Checkpointer(rundir.root, tiers=[fast], policy="every hour", weight=weight) as ckpt:
+        stack = ckpt._entered().session.stack
+        assert stack.hangs(stack.first)
+        slow.set()
+        while stack.hangs(stack.first):
+            time.sleep(0.001)
+        ckpt.step()
+        settle(ckpt.save())
+        assert 3 == steps_of(tier_of(rundir, fast))[-1]
