@@ -71,7 +71,8 @@ class Engine:
         self._steady = Steady() if origin is None else Steady(origin.set_apart, origin.shards)
         self._newest = None if origin is None else origin.key
         if origin is not None:
-            self._drainer.catch_up(origin.key, origin.tier)
+            broken_in = [name for name, keys in origin.broken.items() if origin.key in keys]
+            self._drainer.catch_up(origin.key, origin.tier, broken_in)
         self.snapshot_step = step
         """Step of the last snapshot, or where this process began."""
         self.snapshot_s = clock()

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -41,8 +41,8 @@ class _Order:
     """Where it has not arrived yet."""
     ready: bool = field(default=True)
     """False: it failed, and waits for the next order."""
-    believing: bool = False
-    """A target that lists it has it; it is not read."""
+    believed: frozenset[str] = frozenset()
+    """Names of targets that have it if they list it; they are not read."""
 
 
 class _Meter:
@@ -106,12 +106,15 @@ class Drainer:
         """
         self._enqueue(_Order(key, source, list(self._stack.targets(source))))
 
-    def catch_up(self, key: CheckpointKey, source: Tier) -> None:
+    def catch_up(self, key: CheckpointKey, source: Tier, broken_in: Collection[str] = ()) -> None:
         """At the start of a link: drain what the last one could not drain any more.
 
-        A tier that lists the checkpoint already is believed, not read again. No I/O here.
+        A tier that lists the checkpoint already is believed, not read again; where it is known
+        to be broken (`broken_in`, names of tiers) it is replaced. Does no I/O itself.
         """
-        self._enqueue(_Order(key, source, list(self._stack.targets(source)), believing=True))
+        targets = list(self._stack.targets(source))
+        believed = {tier.name for tier in targets}.difference(broken_in)
+        self._enqueue(_Order(key, source, targets, believed=frozenset(believed)))
 
     @property
     def lag(self) -> int:
@@ -236,7 +239,7 @@ class Drainer:
     def _is_there(self, order: _Order, target: Tier) -> bool:
         """Asked whether it is believed or not: one that hangs must not hold up the others."""
         listed = self._stack.ask(target, target.keys)
-        return order.believing and order.key in listed
+        return target.name in order.believed and order.key in listed
 
     def _drain(self, order: _Order, target: Tier) -> None:
         self._pace = Pace() if self._hurried else self._new_pace()

@@ -39,12 +39,12 @@ def fast(tmp_path: Path) -> Path:
     return tmp_path / "fast"
 
 
-def run(rundir: RunDir, fast: Path, steps: int, *, save: bool = True) -> Any:
+def run(rundir: RunDir, fast: Path, steps: int, *, save: bool = True, tiers: Any = None) -> Any:
     """Go on to this step, saving at each, and die; what it was restored from."""
-    weight = torch.zeros(3000)
+    weight, tiers = torch.zeros(3000), tiers or [fast]
     with (
         pytest.raises(Stopped),
-        Checkpointer(rundir.root, tiers=[fast], policy="every hour", weight=weight) as ckpt,
+        Checkpointer(rundir.root, tiers=tiers, policy="every hour", weight=weight) as ckpt,
     ):
         assert float(ckpt.global_step) == float(weight[0])
         for _ in ckpt.steps(steps):
@@ -132,6 +132,21 @@ def test_what_was_not_drained_any_more_is_drained_by_the_next_link(
     restored = run(rundir, fast, 2, save=False)
     assert (2, str(fast)) == (restored.step, restored.tier)
     assert 2 == steps_of(DirectoryTier(rundir.checkpoints))[-1]
+
+
+def test_a_damaged_copy_in_the_root_is_mended_from_the_other_tier(
+    rundir: RunDir, fast: Path
+) -> None:
+    """Found at the restore: the other tier may be gone before the next one."""
+    home, tiers = DirectoryTier(rundir.checkpoints), ["root", fast]
+    run(rundir, fast, 3, tiers=tiers)
+    flip_a_bit(home, home.keys()[-1])
+    restored = run(rundir, fast, 3, save=False, tiers=tiers)
+    assert (3, str(fast), 1) == (restored.step, restored.tier, len(restored.skipped))
+    assert ([1, 2, 3], []) == (steps_of(home), home.verify(home.keys()[-1]))
+    restored = run(rundir, fast, 6, tiers=tiers)
+    assert (3, "root", ()) == (restored.step, restored.tier, restored.skipped)
+    assert [4, 5, 6] == steps_of(home), "what was mended counts again, and goes in its time"
 
 
 def test_the_end_of_the_work_is_in_the_root(rundir: RunDir, fast: Path) -> None:
