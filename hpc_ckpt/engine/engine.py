@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 
 from .. import preflight
 from ..errors import Fenced, UnsupportedState
@@ -19,6 +20,7 @@ from ..parallel import uncollected
 from ..rundir import CheckpointKey
 from ..tiers.base import Committed, Tier
 from ..tiers.draining import Drainer
+from ..tiers.retention import lacking
 from ..tiers.writing import Pace
 from .labels import manifest_of
 from .orders import About, Order, Publisher
@@ -66,6 +68,7 @@ class Engine:
             guard=publisher.lease.check,
             events=publisher.events,
             after=self._tidier.tidy,
+            lacking=partial(lacking, keep=publisher.keep) if publisher.keep.lasting else None,
             pace=lambda: Pace(BACKGROUND_RATE),
         )
         self._steady = Steady() if origin is None else Steady(origin.set_apart, origin.shards)

@@ -1,7 +1,9 @@
 """Draining: committed checkpoints go down the stack in the background, one thread, newest first.
 
-Knows the queue, the pace and what failed; tiers/drain.py copies. Retention in the target is the
-caller's (`after`).
+Knows the queue, the pace and what failed; tiers/drain.py copies. What is too much for the queue
+is given up, but for what is to stay in the home: that is looked for in the other tiers whenever
+there is time. Which ones that are (`lacking`), and retention in the target (`after`), are the
+caller's.
 """
 
 # SPDX-License-Identifier: MIT
@@ -11,11 +13,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..errors import Fenced, NoCheckpoint
+from ..errors import CorruptCheckpoint, Fenced, NoCheckpoint
 from ..events import Event, EventLog
 from ..rundir import CheckpointKey
 from .base import Committed, Tier
@@ -43,6 +45,8 @@ class _Order:
     """False: it failed, and waits for the next order."""
     believed: frozenset[str] = frozenset()
     """Names of targets that have it if they list it; they are not read."""
+    looked_for: bool = False
+    """Found in its tier, not ordered: it does not wait in the queue."""
 
 
 class _Meter:
@@ -78,6 +82,7 @@ class Drainer:
         guard: Callable[[], None],
         events: EventLog,
         after: Callable[[Tier, Committed], None] = lambda tier, committed: None,
+        lacking: Callable[[Tier, Tier], Sequence[CheckpointKey]] | None = None,
         pace: Callable[[], Pace] = Pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,6 +90,7 @@ class Drainer:
         self._guard = guard
         self._events = events
         self._after = after
+        self._lacking = lacking
         self._new_pace = pace
         self._pace = pace()
         self._hurried = False
@@ -93,6 +99,17 @@ class Drainer:
         self._changed = threading.Condition()
         self._waiting: list[_Order] = []
         self._current: _Order | None = None
+        self._busy = False
+        self._behind = False
+        """The home may lack something that is to stay."""
+        self._looks_next = False
+        """An order went since the last look: before the next one it is a look's turn."""
+        self._tried: set[tuple[str, CheckpointKey]] = set()
+        """Of what was looked for, with its tier: not again before the next order."""
+        self._damaged: set[tuple[str, CheckpointKey]] = set()
+        """Likewise, and never again."""
+        self._missed: set[CheckpointKey] = set()
+        """Of what was looked for: failed, and will be looked for again."""
         self._thread: threading.Thread | None = None
         self._closed = False
         self.fenced: Fenced | None = None
@@ -137,12 +154,12 @@ class Drainer:
         """In a hurry, with a last attempt at what has failed; False if something is left behind."""
         self.hurry()
         with self._changed:
-            for order in self._waiting:
-                order.ready = True
+            self._behind = self._behind or bool(self._missed)
+            self._try_again()
             self._start()
             self._changed.notify_all()
             self._changed.wait_for(self._idle, timeout)
-            self._closed, idle, arrived = True, self._current is None, self._arrived()
+            self._closed, idle, arrived = True, not self._busy, self._arrived()
             self._changed.notify_all()
         if idle and self._thread is not None:
             self._thread.join()
@@ -150,23 +167,24 @@ class Drainer:
 
     def _enqueue(self, order: _Order) -> None:
         with self._changed:
-            if self._closed or self.fenced is not None or not order.targets:
+            if self._closed or self.fenced is not None:
                 return
-            for waiting in self._waiting:
-                waiting.ready = True
-            dropped = self._put(order)
+            self._behind = self._lacking is not None and len(self._stack.tiers) > 1
+            self._try_again()
+            dropped = self._put(order) if order.targets else []
             self._start()
             self._changed.notify_all()
         self._tell_dropped(dropped)
 
     def _start(self) -> None:
         """Without a thread to be had, orders wait; the next one asks again, and close() does."""
-        if self._thread is not None or not self._waiting:
+        if self._thread is not None or not self._has_work():
             return
         thread = threading.Thread(target=self._run, name="hpc-ckpt-drain", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
+            log.warning("no thread for the drain: %s", error)
             for order in self._waiting:
                 self._tell_failed(order, order.targets[0], error, flush=False)
         else:
@@ -183,36 +201,87 @@ class Drainer:
     def _ready(self) -> _Order | None:
         return next((order for order in self._waiting if order.ready), None)
 
+    def _try_again(self) -> None:
+        for order in self._waiting:
+            order.ready = True
+        self._tried.clear()
+        self._missed.clear()
+
+    def _has_work(self) -> bool:
+        return self._behind or self._ready() is not None
+
     def _idle(self) -> bool:
         cannot = self._closed or self._thread is None
-        return self._current is None and (cannot or self._ready() is None)
+        return not self._busy and (cannot or not self._has_work())
 
     def _arrived(self) -> bool:
-        return self._current is None and not self._waiting and self.fenced is None
+        left = self._busy or self._waiting or self._behind or self._missed or self._damaged
+        return not left and self.fenced is None
+
+    def _next(self) -> _Order | None:
+        """The newest that waits; None: something that is to stay is looked for.
+
+        In turn, so that neither waits for ever where the drain is slower than the saves; when
+        somebody waits for the end, the newest go first.
+        """
+        order = self._ready()
+        if order is None or (self._behind and self._looks_next and not self._hurried):
+            self._behind = self._looks_next = False
+            return None
+        self._looks_next = True
+        self._waiting.remove(order)
+        return order
 
     # ── in the drain thread ───────────────────────────────────────────────────────────────
     def _run(self) -> None:
         _be_nice()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._ready() is not None)
-                order = self._ready()
-                if self._closed or order is None:
+                self._changed.wait_for(lambda: self._closed or self._has_work())
+                if self._closed:
                     return
-                self._waiting.remove(order)
-                self._current = order
-            self._carry(order)
+                self._current = order = self._next()
+                self._busy = True
+            order = order or self._look()
+            if order is not None:
+                self._carry(order)
             with self._changed:
-                self._current = None
-                dropped = self._put_back(order)
+                self._current, self._busy = None, False
+                dropped = [] if order is None else self._put_back(order)
                 self._changed.notify_all()
             self._tell_dropped(dropped)
 
+    def _look(self) -> _Order | None:
+        """The oldest of what is to stay and the home lacks, in whichever tier it is."""
+        home = self._stack.home
+        for source in self._stack.tiers:
+            if source is home or self._closed or self._lacking is None:
+                continue
+            try:
+                self._stack.ask(source, source.keys)  # one that hangs must not hold up the others
+                found = self._lacking(source, home)
+            except Exception as error:  # noqa: BLE001 - told; looked at again with the next order
+                log.warning("cannot see what tier %s has to drain: %s", source.name, error)
+                continue
+            with self._changed:
+                ordered = {order.key for order in self._waiting}
+                known = self._tried | self._damaged
+                for key in found:
+                    if (source.name, key) not in known and key not in ordered:
+                        self._tried.add((source.name, key))
+                        self._behind = True  # there may be more
+                        self._current = _Order(key, source, [home], looked_for=True)
+                        return self._current
+        return None
+
     def _put_back(self, order: _Order) -> list[_Order]:
         if self.fenced is not None:
-            self._waiting = []
+            self._waiting, self._behind = [], False
             return []
-        if not order.targets or any(waiting.key == order.key for waiting in self._waiting):
+        if order.looked_for and order.targets:
+            self._missed.add(order.key)
+        elsewhere = any(waiting.key == order.key for waiting in self._waiting)
+        if order.looked_for or not order.targets or elsewhere:
             return []
         order.ready = False
         return self._put(order)
@@ -232,9 +301,14 @@ class Drainer:
             except NoCheckpoint:
                 self._tell(order, f"no longer in tier {order.source.name}")
             except Exception as error:  # noqa: BLE001 - told; tried again with the next order
+                self._note_damage(order, error)
                 self._tell_failed(order, target, error)
                 continue
             order.targets.remove(target)
+
+    def _note_damage(self, order: _Order, error: Exception) -> None:
+        if order.looked_for and isinstance(error, CorruptCheckpoint) and not error.passing:
+            self._damaged.add((order.source.name, order.key))
 
     def _is_there(self, order: _Order, target: Tier) -> bool:
         """Asked whether it is believed or not: one that hangs must not hold up the others."""

@@ -51,10 +51,7 @@ def surplus(
     oldest = newest[0] if newest else committed
     kept |= {entry.key for entry in below if entry.key in known_broken and entry.key > oldest}
     kept |= {entry.key for entry in entries if entry.pinned}
-    if keep.every is not None:
-        kept |= {key for key in candidates if key.step % keep.every == 0}
-    if keep.best is not None:
-        kept |= _best(counted, keep.best)
+    kept |= _lasting(counted, keep)
     unwanted = {
         entry.key
         for entry in below
@@ -73,6 +70,23 @@ def _needed(entries: Sequence[Entry], unwanted: set[CheckpointKey]) -> set[Check
             needed.add(holder)
             waiting.append(holder)
     return needed & unwanted
+
+
+def _lasting(entries: Sequence[Entry], keep: Keep) -> set[CheckpointKey]:
+    """What stays for another reason than being new."""
+    every = keep.every
+    kept = {one.key for one in entries if every is not None and one.key.step % every == 0}
+    return kept if keep.best is None else kept | _best(entries, keep.best)
+
+
+def lacking(source: Tier, target: Tier, keep: Keep) -> list[CheckpointKey]:
+    """What is to stay, for another reason than being new, and only `source` has; oldest first.
+
+    Of both together: what the target would not keep because it has a better one is not named.
+    """
+    here = {key: _entry(target, key) for key in target.keys()}  # noqa: SIM118 - not a dict
+    there = {key: _entry(source, key) for key in source.keys() if key not in here}  # noqa: SIM118
+    return sorted(_lasting([*there.values(), *here.values()], keep) - here.keys())
 
 
 def _best(entries: Sequence[Entry], best: Best) -> set[CheckpointKey]:

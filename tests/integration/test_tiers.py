@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_ckpt import Checkpointer, events
+from hpc_ckpt import Checkpointer, events, fsio
 from hpc_ckpt.engine.persist import Pending
 from hpc_ckpt.events import Event
 from hpc_ckpt.rundir import CheckpointKey, RunDir
@@ -147,6 +147,50 @@ def test_a_damaged_copy_in_the_root_is_mended_from_the_other_tier(
     restored = run(rundir, fast, 6, tiers=tiers)
     assert (3, "root", ()) == (restored.step, restored.tier, restored.skipped)
     assert [4, 5, 6] == steps_of(home), "what was mended counts again, and goes in its time"
+
+
+KEEP = {"last": 2, "every": 5, "best": {"metric": "score", "mode": "max"}}
+
+
+def kept_of(rundir: RunDir, fast: Path, steps: int, *, until: threading.Event) -> list[int]:
+    """Go on to this step with many saves, of which only some stay; what the root has then.
+
+    Nothing is drained before the last one is saved.
+    """
+    fsio.observe(lambda point: until.wait(60) if point == "drain.opened" else None)
+    try:
+        with (
+            pytest.raises(Stopped),
+            Checkpointer(rundir.root, tiers=[fast], policy="every hour", keep=KEEP) as ckpt,
+        ):
+            for _ in ckpt.steps(steps):
+                ckpt.step(metrics={"score": 1.0 if ckpt.global_step == 6 else 0.1})
+                settle(ckpt.save())
+            until.set()
+            raise Stopped
+    finally:
+        fsio.observe(None)
+    return steps_of(DirectoryTier(rundir.checkpoints))
+
+
+def test_what_is_to_stay_reaches_the_root_however_slow_it_is(rundir: RunDir, fast: Path) -> None:
+    """`every` and `best` hold in the run directory: a fast tier may be gone with its job."""
+    found = kept_of(rundir, fast, 13, until=threading.Event())
+    assert {5, 7, 10, 13} <= set(found)
+    assert [] == DirectoryTier(rundir.checkpoints).verify(CheckpointKey(1, 7))
+
+
+def test_what_is_to_stay_and_was_not_drained_is_drained_by_the_next_link(
+    rundir: RunDir, fast: Path
+) -> None:
+    """Not only the newest."""
+    home = DirectoryTier(rundir.checkpoints)
+    kept_of(rundir, fast, 13, until=threading.Event())
+    for key in home.keys():  # noqa: SIM118 - not a mapping
+        if key.step in (5, 7):
+            shutil.rmtree(home.path_of(key))
+    run_on = kept_of(rundir, fast, 13, until=threading.Event())
+    assert {5, 7, 10, 13} <= set(run_on)
 
 
 def test_the_end_of_the_work_is_in_the_root(rundir: RunDir, fast: Path) -> None:
