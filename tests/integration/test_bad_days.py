@@ -260,6 +260,36 @@ def test_a_save_that_was_given_up_says_nothing_of_the_next(
         hanging.set()
 
 
+def test_after_a_save_that_was_given_up_nothing_is_referred_to(
+    root: Path, tmp_path: Path, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread may still change what is known of steady leaves: they are written again."""
+    monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.1)
+    model = HalfFrozen()
+    optimizer = torch.optim.SGD([model.w], lr=0.1)
+    tracked = {"model": model, "optimizer": optimizer}
+    tier = DirectoryTier(root / "checkpoints")
+    with killed(root, keep=9, tiers=[str(tmp_path / "fast")], **tracked) as ckpt:
+
+        def advance() -> None:
+            model.w.grad = torch.ones(1000)
+            optimizer.step()
+            ckpt.step()
+
+        for _ in range(2):
+            advance()
+            ckpt.save(wait=True)
+        advance()
+        ckpt.save()
+        time.sleep(0.3)
+        with pytest.warns(RuntimeWarning, match="hangs in tier"):
+            advance()
+        ckpt.save(wait=True)
+        found = {key.step: len(tier.manifest(key).holders) for key in tier.keys()}  # noqa: SIM118
+        hanging.set()
+    assert {1: 0, 2: 1, 4: 0} == {step: found[step] for step in (1, 2, 4)}
+
+
 @pytest.mark.filterwarnings("ignore:a checkpoint could not be saved")
 def test_no_thread_for_a_save_is_a_failed_save(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """step() goes on, the buffer is free again, and the next save is made."""

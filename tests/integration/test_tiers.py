@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import threading
 import time
 import warnings
@@ -14,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_ckpt import Checkpointer, events, fsio
+from hpc_ckpt import Checkpointer, LinkEnded, events, fsio
 from hpc_ckpt.engine.persist import Pending
 from hpc_ckpt.events import Event
-from hpc_ckpt.rundir import CheckpointKey, RunDir
+from hpc_ckpt.rundir import CheckpointKey, Result, RunDir
 from hpc_ckpt.tiers import asking
 from hpc_ckpt.tiers.directory import DirectoryTier
+from hpc_ckpt.tiers.stack import UNMEASURED_S
 
 
 class Stopped(Exception):
@@ -201,6 +203,37 @@ def test_the_end_of_the_work_is_in_the_root(rundir: RunDir, fast: Path) -> None:
     done = rundir.done()
     assert done is not None
     assert (3, 3) == (done.step, steps_of(DirectoryTier(rundir.checkpoints))[-1])
+
+
+def test_a_final_save_without_time_for_the_root_goes_to_the_fast_tier(
+    rundir: RunDir, fast: Path
+) -> None:
+    """By what is known of the root, which is nothing here: taken for a slow one."""
+    rundir.control.mkdir(parents=True)
+    rundir.deadline_file(1).write_text(f"{time.time() + 0.9 * UNMEASURED_S}")
+    with pytest.raises(LinkEnded), Checkpointer(rundir.root, tiers=[fast]) as ckpt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in ckpt.steps(1000):
+            ckpt.step()
+            time.sleep(0.01)
+    (committed,) = recorded(rundir, Event.COMMITTED)
+    assert str(fast) == committed["tier"]
+    outcome = rundir.outcome(1)
+    assert outcome is not None
+    assert (Result.SAVED, committed["step"]) == (outcome.outcome, outcome.step)
+
+
+def test_a_checkpoint_that_was_to_be_replaced_is_found_at_the_start(
+    rundir: RunDir, fast: Path
+) -> None:
+    """Whoever replaced it was killed between the two renames: it gets its name back."""
+    run(rundir, fast, 2)
+    shutil.rmtree(fast)
+    home = DirectoryTier(rundir.checkpoints)
+    newest = home.path_of(home.keys()[-1])
+    newest.rename(newest.with_name(f".was-g00000001-{newest.name}-1-2-x"))
+    restored = run(rundir, fast, 2, save=False)
+    assert (2, newest) == (restored.step, restored.path)
 
 
 def test_a_tier_that_cannot_be_used_does_not_end_the_run(rundir: RunDir, fast: Path) -> None:
