@@ -44,7 +44,7 @@ class Event(str, Enum):
     SAVE_SKIPPED = "save.skipped"  # step, reason
     # step, checkpoint, tier, bytes, stall_s, save_s, full_s (unpaced), training_s, reused
     COMMITTED = "save.committed"
-    TIER_FAILED = "tier.failed"  # tier, error: the save went to the run directory
+    TIER_FAILED = "tier.failed"  # tier, error: it was passed over, in a save or at the start
     NO_ROOM = "no_room"  # tier, problem
     SAVE_FAILED = "save.failed"  # step, error
     SAVE_STUCK = "save.stuck"  # step, tier: it hangs in the file system, training goes on

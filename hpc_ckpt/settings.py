@@ -53,6 +53,11 @@ class Keep:
     """Those whose step is a multiple of this."""
     best: Best | None = None
 
+    @property
+    def lasting(self) -> bool:
+        """Whether something is kept for another reason than being new."""
+        return self.every is not None or self.best is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:

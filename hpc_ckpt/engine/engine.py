@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 
 from .. import preflight
 from ..errors import Fenced, UnsupportedState
@@ -18,7 +19,8 @@ from ..format.manifest import Manifest, ShardRecord
 from ..parallel import uncollected
 from ..rundir import CheckpointKey
 from ..tiers.base import Committed, Tier
-from ..tiers.drain import Drainer
+from ..tiers.draining import Drainer
+from ..tiers.retention import lacking
 from ..tiers.writing import Pace
 from .labels import manifest_of
 from .orders import About, Order, Publisher
@@ -66,12 +68,14 @@ class Engine:
             guard=publisher.lease.check,
             events=publisher.events,
             after=self._tidier.tidy,
+            lacking=partial(lacking, keep=publisher.keep) if publisher.keep.lasting else None,
             pace=lambda: Pace(BACKGROUND_RATE),
         )
         self._steady = Steady() if origin is None else Steady(origin.set_apart, origin.shards)
         self._newest = None if origin is None else origin.key
         if origin is not None:
-            self._drainer.catch_up(origin.key, origin.tier)
+            broken_in = [name for name, keys in origin.broken.items() if origin.key in keys]
+            self._drainer.catch_up(origin.key, origin.tier, broken_in)
         self.snapshot_step = step
         """Step of the last snapshot, or where this process began."""
         self.snapshot_s = clock()
@@ -229,7 +233,8 @@ class Engine:
     def _tier(self, size: int, *, urgent: bool, within_s: float | None) -> Tier:
         stack = self._publisher.stack
         chosen = stack.choose(size, within_s) if urgent else stack.first
-        return stack.home if chosen.name in self._under_way.hanging else chosen
+        hangs = stack.hangs(chosen) or chosen.name in self._under_way.hanging
+        return stack.home if hangs else chosen
 
     def take_stuck(self) -> str | None:
         """Said once of each save that hangs; its thread is left behind, and its tier avoided."""

@@ -40,9 +40,11 @@ class Tidier:
         self._events = events
         self._on_fenced = on_fenced
         self._on_damaged = on_damaged
-        self._origin = origin
-        """Every byte of it was read; it goes only after another one was read as well."""
-        self._broken = {} if origin is None else dict(origin.broken)
+        self._verified = {} if origin is None else {origin.tier.name: origin.key}
+        """By tier: the newest of which every byte was read; it goes only after another was."""
+        self._broken: dict[str, set[CheckpointKey]] = {}
+        if origin is not None:
+            self._broken = {tier: set(keys) for tier, keys in origin.broken.items()}
         self._scrubber = Scrubber()
         self._swept: set[str] = set()
 
@@ -51,15 +53,18 @@ class Tidier:
         self._swept.discard(tier.name)
 
     def tidy(self, tier: Tier, committed: Committed) -> None:
+        broken = self._broken.setdefault(tier.name, set())
+        broken.discard(committed.key)  # a whole copy has taken its place
         try:
-            self._look_after(tier, committed)
+            for holder in self._scrubber.damaged(tier, committed.key):
+                self._distrust(holder)
             removed = retain(
                 tier,
                 self._keep,
                 generation=self._lease.generation,
-                newest_verified=committed.key,
+                committed=committed.key,
                 guard=self._lease.check,
-                known_broken=self._broken.get(tier.name, ()),
+                known_broken=broken,
                 before=lambda surplus: self._before(tier, committed, surplus),
             )
             if tier.name not in self._swept:
@@ -75,32 +80,27 @@ class Tidier:
             for key in removed:
                 self._events.emit(Event.REMOVED, checkpoint=key.directory_name, tier=tier.name)
 
-    def _look_after(self, tier: Tier, committed: Committed) -> None:
-        """Where retention leaves no other copy, this one must be read before the last goes.
-
-        Where it leaves some, a part of what they all refer to is read each time: one damaged
-        holder would spoil every checkpoint that is still to come.
-        """
-        if self._keep.last == 1:
-            self._read_back(tier, committed)
-        for holder in self._scrubber.damaged(tier, committed.key):
-            self._distrust(holder)
-
     def _before(self, tier: Tier, committed: Committed, surplus: Sequence[CheckpointKey]) -> None:
-        origin = self._origin
-        if origin is None or origin.tier.name != tier.name or origin.key not in surplus:
-            return
-        self._read_back(tier, committed)
-        self._origin = None
+        """Of what stays, one was read: the new one now, if the last of those is too old to stay.
+
+        One read for as many saves as are kept.
+        """
+        verified = self._verified.get(tier.name)
+        if surplus and (verified is None or verified <= surplus[-1]):
+            self._read_back(tier, committed)
+            self._verified[tier.name] = committed.key
 
     def _read_back(self, tier: Tier, committed: Committed) -> None:
         defects = tier.verify(committed.key)
         if not defects:
             return
-        for shard in tier.manifest(committed.key).shards:
-            if shard.holder is not None:
-                self._distrust(shard.holder)
-        raise CorruptCheckpoint(committed.path, defects)
+        error = CorruptCheckpoint(committed.path, defects)
+        if not error.passing:
+            self._broken[tier.name].add(committed.key)
+            for shard in tier.manifest(committed.key).shards:
+                if shard.holder is not None:
+                    self._distrust(shard.holder)
+        raise error
 
     def _distrust(self, holder: str) -> None:
         self._on_damaged(holder)

@@ -113,11 +113,13 @@ class UnderWay:
         return left
 
     def _give_up(self, order: Order) -> None:
-        """Its thread is left behind; others get a new one."""
+        """Its thread is left behind, and ends if it ever comes back; others get a new one."""
         order.given_up = True
         if order.urgent:
+            self._urgent.close(0.0)
             self._urgent = Worker("hpc-ckpt-urgent")
         else:
+            self._background.close(0.0)
             self._background = Worker("hpc-ckpt-persist", nice=NICE)
 
 

@@ -337,7 +337,7 @@ def _leaf_names(tree: Any) -> list[str]:
     Such a tag holds records of text and numbers: no other tag lies below it.
     """
     names: list[str] = []
-    waiting = [tree]
+    waiting = [tree] if type(tree) is dict or type(tree) is list else []
     while waiting:
         node = waiting.pop()
         if type(node) is dict and len(node) == 1 and not _LEAF_TAGS.isdisjoint(node):

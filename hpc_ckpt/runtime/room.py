@@ -8,6 +8,7 @@ comes out at a later step. preflight.py does the looking.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 from .. import preflight
 from ..errors import UserError
@@ -40,10 +41,14 @@ class Room:
             raise UserError(problem)
 
     def check_storage(self, size: int) -> None:
-        """Ask every tier; take_problems() says what they answered."""
-        threading.Thread(
-            target=self._look, args=(size,), name="hpc-ckpt-preflight", daemon=True
-        ).start()
+        """Ask every tier; take_problems() says what they answered.
+
+        Without a thread to be had nobody is asked: a save that finds no room says so itself.
+        """
+        with suppress(RuntimeError):
+            threading.Thread(
+                target=self._look, args=(size,), name="hpc-ckpt-preflight", daemon=True
+            ).start()
 
     def take_problems(self, *, fresh: bool) -> list[str]:
         """What was found since this was last asked.

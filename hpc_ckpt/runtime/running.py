@@ -168,6 +168,8 @@ class Running:
         self.session.stack.recover()
         with uncollected():
             found = restore.newest(self.session.stack, self._put_back)
+        for tier, error in self.session.stack.passed_over.items():
+            self.session.events.emit(Event.TIER_FAILED, tier=tier, error=error)
         skipped = [str(one) for one in found.skipped]
         if found.checkpoint is None or found.tier is None:
             self.session.events.emit(Event.STARTED_FRESH)
@@ -199,12 +201,14 @@ class Running:
         registry, strict = self._wishes.registry, self._wishes.strict_restore
         # A defect that is found half-way leaves them mixed; then the older checkpoint that is
         # taken instead overwrites all of it, or entering fails. Not so if parts may be missing.
-        targets = registry.targets(checkpoint.manifest.tree) if strict else {}
+        with _refusing(checkpoint):
+            targets = registry.targets(checkpoint.manifest.tree) if strict else {}
         state = restore.state_of(
             checkpoint, like={"tracked": registry.templates()}, targets=targets
         )
         step = _step_in(state, checkpoint)
-        passed = registry.restore(state["tracked"], strict=strict, path=checkpoint.path)
+        with _refusing(checkpoint):
+            passed = registry.restore(state["tracked"], strict=strict, path=checkpoint.path)
         if passed:
             _warn(f"{checkpoint.path} does not fit the tracked objects: {'; '.join(passed)}")
         with _refusing(checkpoint):
@@ -314,12 +318,15 @@ class Running:
         self.session.close()
 
 
+_ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
+
+
 @contextmanager
 def _refusing(checkpoint: Reader) -> Iterator[None]:
     """A tree of another form than ours is a broken checkpoint, whatever Python calls it."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except _ODD as error:
         raise CheckpointError(
             f"{checkpoint.path}: its tree does not hold what a run saves: {one_line(error)}"
         ) from error

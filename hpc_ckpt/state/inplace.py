@@ -77,6 +77,8 @@ def _fields_if_alike(node: Node, value: object) -> dict[str, Node] | None:
     fields = node.get("$tensor") if isinstance(node, dict) else None
     if not isinstance(fields, dict) or not isinstance(value, torch.Tensor):
         return None
+    if not isinstance(fields.get("leaf"), str):
+        return None
     alike = fields.get("dtype") == tensors.name_of(value.dtype)
     return fields if alike and fields.get("shape") == list(value.shape) else None
 

@@ -32,7 +32,9 @@ from ..rundir import MANIFEST_NAME, CheckpointKey
 from .base import Summary
 from .staging import DirectoryStaging
 
-_LEFTOVER = re.compile(r"\.(?:tmp|trash|was)-g(\d{8,})-.+")
+LEFTOVERS = ("tmp", "trash", "was")
+"""What a killed writer may leave behind: .NAME-g…"""
+_LEFTOVER = re.compile(rf"\.(?:{'|'.join(LEFTOVERS)})-g(\d{{8,}})-.+")
 _REPLACED = re.compile(r"\.was-g\d{8,}-(step-\d+-g\d+(?:-r\d+)?)-\d+-\d+-.+")
 
 

@@ -1,7 +1,7 @@
 """Which checkpoints may go: a pure rule, and the careful hand that carries it out.
 
 Nothing here looks inside shards or decides when to run; the engine calls retain() after a
-commit, with the checkpoint it knows to be good.
+commit, and reads a checkpoint back before the last one that was read goes.
 """
 
 # SPDX-License-Identifier: MIT
@@ -33,28 +33,25 @@ def surplus(
     keep: Keep,
     *,
     own_generation: int,
-    newest_verified: CheckpointKey,
+    committed: CheckpointKey,
     known_broken: Collection[CheckpointKey] = (),
 ) -> list[CheckpointKey]:
     """The checkpoints nothing asks to keep, oldest first.
 
-    Kept whatever `keep` says: pins, the newest verified checkpoint and everything newer, every
+    Kept whatever `keep` says: pins, the one that was just committed and everything newer, every
     generation above our own, and whatever holds shards of something that stays. What lies above
-    the newest verified one may be broken, so it counts neither among the newest N nor as the
-    best. What is known to be broken does not count either, and goes when its time has come.
+    the committed one may be broken, so it counts neither among the newest N nor as the best.
+    What is known to be broken does not count either, and goes when its time has come.
     """
-    below = [entry for entry in entries if entry.key <= newest_verified]
+    below = [entry for entry in entries if entry.key <= committed]
     counted = [entry for entry in below if entry.key not in known_broken]
     candidates = sorted(entry.key for entry in counted)
     newest = candidates[-keep.last :]
-    kept = {*newest, newest_verified}
-    oldest = newest[0] if newest else newest_verified
+    kept = {*newest, committed}
+    oldest = newest[0] if newest else committed
     kept |= {entry.key for entry in below if entry.key in known_broken and entry.key > oldest}
     kept |= {entry.key for entry in entries if entry.pinned}
-    if keep.every is not None:
-        kept |= {key for key in candidates if key.step % keep.every == 0}
-    if keep.best is not None:
-        kept |= _best(counted, keep.best)
+    kept |= _lasting(counted, keep)
     unwanted = {
         entry.key
         for entry in below
@@ -75,6 +72,23 @@ def _needed(entries: Sequence[Entry], unwanted: set[CheckpointKey]) -> set[Check
     return needed & unwanted
 
 
+def _lasting(entries: Sequence[Entry], keep: Keep) -> set[CheckpointKey]:
+    """What stays for another reason than being new."""
+    every = keep.every
+    kept = {one.key for one in entries if every is not None and one.key.step % every == 0}
+    return kept if keep.best is None else kept | _best(entries, keep.best)
+
+
+def lacking(source: Tier, target: Tier, keep: Keep) -> list[CheckpointKey]:
+    """What is to stay, for another reason than being new, and only `source` has; oldest first.
+
+    Of both together: what the target would not keep because it has a better one is not named.
+    """
+    here = {key: _entry(target, key) for key in target.keys()}  # noqa: SIM118 - not a dict
+    there = {key: _entry(source, key) for key in source.keys() if key not in here}  # noqa: SIM118
+    return sorted(_lasting([*there.values(), *here.values()], keep) - here.keys())
+
+
 def _best(entries: Sequence[Entry], best: Best) -> set[CheckpointKey]:
     """The one with the best value; equal values: the newest. NaN and no value never win."""
     sign = -1.0 if best.mode == "min" else 1.0
@@ -91,7 +105,7 @@ def retain(
     keep: Keep,
     *,
     generation: int,
-    newest_verified: CheckpointKey,
+    committed: CheckpointKey,
     guard: Callable[[], None],
     known_broken: Collection[CheckpointKey] = (),
     before: Callable[[Sequence[CheckpointKey]], None] = lambda surplus: None,
@@ -99,18 +113,18 @@ def retain(
     """Remove what is surplus and say what went; called only after a commit.
 
     `guard` is asked before each removal and raises when a newer generation has taken over;
-    `before` sees the whole list first and may raise. If the newest verified checkpoint is not in
-    this tier, nothing is removed.
+    `before` sees the whole list first and may raise. If the committed checkpoint is not in this
+    tier, nothing is removed.
     """
     keys = tier.keys()
-    if newest_verified not in keys:
+    if committed not in keys:
         return []
     entries = [_entry(tier, key) for key in keys]
     unwanted = surplus(
         entries,
         keep,
         own_generation=generation,
-        newest_verified=newest_verified,
+        committed=committed,
         known_broken=known_broken,
     )
     before(unwanted)

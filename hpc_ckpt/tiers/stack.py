@@ -11,12 +11,13 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ..errors import SpecError
 from ..rundir import CheckpointKey, RunDir
+from .asking import Answer, Asker
 from .base import Tier
 from .directory import DirectoryTier
 from .wishes import HOME, Survives, TierWish
@@ -43,6 +44,7 @@ class Stack:
         *,
         home: str = HOME,
         wishes: Mapping[str, TierWish] | None = None,
+        asker: Asker | None = None,
     ) -> None:
         self.tiers = tuple(tiers)
         self._wishes = dict(wishes or {})
@@ -54,6 +56,9 @@ class Stack:
             tier.name: deque(maxlen=RECENT_RATES) for tier in self.tiers
         }
         self._lock = threading.Lock()
+        self._asker = asker or Asker()
+        self.passed_over: dict[str, str] = {}
+        """Tiers that could not be listed by the last newest_first(), and why."""
 
     def __repr__(self) -> str:
         return f"Stack({', '.join(tier.name for tier in self.tiers)})"
@@ -86,19 +91,29 @@ class Stack:
         return others if source is self.home else (self.home, *others)
 
     # ── reading ───────────────────────────────────────────────────────────────────────────
+    def ask(self, tier: Tier, question: Callable[[], Answer]) -> Answer:
+        """A short question, such as what is there. TimeoutError, which is an OSError, if a tier
+        hangs; for the home's answer everybody waits: nothing can go on without it."""
+        return question() if tier is self.home else self._asker.ask(tier.name, question)
+
+    def hangs(self, tier: Tier) -> bool:
+        """Whether it owes an answer."""
+        return tier.name in self._asker.silent
+
     def newest_first(self) -> Iterator[tuple[CheckpointKey, Tier]]:
         """Every checkpoint of every tier once; of equal keys the fastest tier's first.
 
         Looks again each time, so that what a writer has moved on to in the meantime is found. A
-        tier that cannot be listed is passed over; the home's OSError reaches the caller.
+        tier that cannot be listed, or hangs, is passed over; the home's OSError reaches the
+        caller.
         """
         tried: set[tuple[CheckpointKey, str]] = set()
-        failed: set[str] = set()
+        self.passed_over = {}
         while True:
             found = [
                 (key, -order)
                 for order, tier in enumerate(self.tiers)
-                for key in self._keys(tier, failed)
+                for key in self._keys(tier)
                 if (key, tier.name) not in tried
             ]
             if not found:
@@ -108,15 +123,15 @@ class Stack:
             tried.add((key, tier.name))
             yield key, tier
 
-    def _keys(self, tier: Tier, failed: set[str]) -> list[CheckpointKey]:
-        if tier.name in failed:
+    def _keys(self, tier: Tier) -> list[CheckpointKey]:
+        if tier.name in self.passed_over:
             return []
         try:
-            return tier.keys()
+            return self.ask(tier, tier.keys)
         except OSError as error:
             if tier is self.home:
                 raise
-            failed.add(tier.name)
+            self.passed_over[tier.name] = str(error)
             log.warning("tier %s passed over: %s", tier.name, error)
             return []
 
@@ -124,7 +139,7 @@ class Stack:
         """Before anything is read; a tier that does not answer is told by whoever reads it."""
         for tier in self.tiers:
             with suppress(OSError):
-                tier.recover()
+                self.ask(tier, tier.recover)
 
     # ── measuring and choosing ────────────────────────────────────────────────────────────
     def note(self, tier: Tier, nbytes: int, seconds: float) -> None:
@@ -166,9 +181,10 @@ def open_stack(wishes: Sequence[TierWish], *, rundir: RunDir, chain: str) -> Sta
     A directory that several chains share gives each its own place, <path>/<chain>/checkpoints.
     Raises SpecError where two wishes are the same directory.
     """
-    _check_distinct(wishes, rundir)
+    asker = Asker()
+    _check_distinct(wishes, rundir, asker)
     tiers = [DirectoryTier(_place(wish, rundir, chain), name=wish.name) for wish in wishes]
-    return Stack(tiers, wishes={wish.name: wish for wish in wishes})
+    return Stack(tiers, wishes={wish.name: wish for wish in wishes}, asker=asker)
 
 
 def _place(wish: TierWish, rundir: RunDir, chain: str) -> Path:
@@ -182,12 +198,15 @@ def _place(wish: TierWish, rundir: RunDir, chain: str) -> Path:
     return wish.path / chain / rundir.checkpoints.name
 
 
-def _check_distinct(wishes: Sequence[TierWish], rundir: RunDir) -> None:
+def _check_distinct(wishes: Sequence[TierWish], rundir: RunDir, asker: Asker) -> None:
     seen: dict[Path, str] = {rundir.root.resolve(): HOME, rundir.checkpoints.resolve(): HOME}
     for wish in wishes:
         if wish.path is None:
             continue
-        place = wish.path.resolve()
+        try:
+            place = asker.ask(wish.name, wish.path.resolve)
+        except TimeoutError:
+            continue  # it hangs: whoever lists it says so
         if place in seen:
             raise SpecError(
                 f"tiers: {seen[place]!r} and {wish.name!r} are the same directory ({place}); "

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from .. import fsio
 from ..format.manifest import digest
@@ -59,7 +60,8 @@ class Pace:
         row = self._row
         if row is not None:
             # Not this thread: whoever is in a hurry must be able to give up on a file system.
-            threading.Thread(target=row.help, name="hpc-ckpt-hurry", daemon=True).start()
+            with suppress(RuntimeError):  # no thread to be had: the writer's own does it alone
+                threading.Thread(target=row.help, name="hpc-ckpt-hurry", daemon=True).start()
 
     def hold(self, row: Row | None) -> None:
         """The row that hurry() helps with."""

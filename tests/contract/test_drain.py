@@ -19,12 +19,14 @@ from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.format.defects import Defect, DefectKind
 from hpc_ckpt.format.image import lay_out
 from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey
-from hpc_ckpt.settings import Keep
+from hpc_ckpt.settings import Best, Keep
 from hpc_ckpt.testing import FaultyTier, PlainLeaf, image_of, make_checkpoint, plain_manifest
+from hpc_ckpt.tiers import asking
 from hpc_ckpt.tiers.base import Committed, Tier
 from hpc_ckpt.tiers.directory import DirectoryTier
-from hpc_ckpt.tiers.drain import LAG, NICE, Drainer, drain
-from hpc_ckpt.tiers.retention import retain
+from hpc_ckpt.tiers.drain import drain
+from hpc_ckpt.tiers.draining import LAG, NICE, Drainer
+from hpc_ckpt.tiers.retention import lacking, retain
 from hpc_ckpt.tiers.stack import Stack
 from hpc_ckpt.tiers.staging import DirectoryStaging
 from hpc_ckpt.tiers.writing import Pace
@@ -509,7 +511,7 @@ def test_a_damaged_holder_keeps_its_dependent_from_arriving(
 class Bench:
     """A stack of faulty tiers, a drainer, and what it said."""
 
-    def __init__(self, place: Path, *names: str) -> None:
+    def __init__(self, place: Path, *names: str, keep: Keep | None = None) -> None:
         self.tiers = {name: FaultyTier(place / name, name=name, chunk=8192) for name in names}
         self.stack = Stack(list(self.tiers.values()))
         self.events = EventLog(place / "events.jsonl")
@@ -520,6 +522,7 @@ class Bench:
             guard=lambda: self.guard(),  # noqa: PLW0108 - a test may replace it
             events=self.events,
             after=lambda tier, committed: self.after.append((tier.name, committed.key.step)),
+            lacking=lambda source, home: lacking(source, home, keep or Keep(last=1)),
         )
 
     def save(self, step: int, *, wait: bool = True) -> CheckpointKey:
@@ -543,8 +546,8 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def make(*names: str) -> Bench:
-        made.append(Bench(tmp_path, *names))
+    def make(*names: str, keep: Keep | None = None) -> Bench:
+        made.append(Bench(tmp_path, *names, keep=keep))
         return made[-1]
 
     yield make
@@ -655,6 +658,48 @@ def test_a_failing_tier_does_not_keep_the_others_from_theirs(bench: Callable[...
     assert [("root", 1), ("root", 2), ("shared", 2), ("shared", 1)] == one.after
 
 
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether there is a thread for the next drains to be had, one by one; then always."""
+    answers: list[bool] = []
+    real = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "hpc-ckpt-drain" and answers and not answers.pop(0):
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return answers
+
+
+def test_without_a_thread_an_order_waits_for_the_next(
+    bench: Callable[..., Bench], threads: list[bool]
+) -> None:
+    """It is told; whoever commits or waits is not held up."""
+    one = bench("local", "root")
+    threads.append(False)
+    one.save(1)
+    assert (1, False, []) == (one.drainer.lag, one.drainer.wait(30), one.steps("root"))
+    (failure,) = one.told(Event.DRAIN_FAILED)
+    assert ("root", "RuntimeError: can't start new thread") == (failure["tier"], failure["error"])
+    one.save(2)
+    assert ([1, 2], True) == (one.steps("root"), one.drainer.wait(0))
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_closing_asks_for_a_thread_once_more_and_does_not_wait_for_none(
+    bench: Callable[..., Bench], threads: list[bool], again: bool
+) -> None:
+    """The newest must reach the home at last; where it cannot, the program ends all the same."""
+    one = bench("local", "root")
+    threads += [False, again]
+    one.save(1)
+    began = time.monotonic()
+    assert (again, [1] * again) == (one.drainer.close(30), one.steps("root"))
+    assert time.monotonic() - began < 10
+
+
 def test_the_home_comes_before_a_tier_that_hangs(
     bench: Callable[..., Bench], tmp_path: Path
 ) -> None:
@@ -673,6 +718,30 @@ def test_the_home_comes_before_a_tier_that_hangs(
     assert ([], False) == (one.steps("shared"), one.drainer.wait(0.01))
     opened.set()
     assert one.drainer.wait(30)
+
+
+def test_a_tier_that_does_not_answer_keeps_nothing_from_the_others(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The home gets the next ones too; what is missing is tried again when it answers."""
+    one = bench("local", "shared", "root")
+    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    answers, real = threading.Event(), one.tiers["shared"].keys
+
+    def late() -> list[CheckpointKey]:
+        answers.wait(60)
+        return real()
+
+    one.tiers["shared"].keys = late  # type: ignore[method-assign]
+    one.save(1)
+    one.save(2)
+    assert [1, 2] == one.steps("root")
+    failed = {(r["tier"], r["error"].partition(":")[0]) for r in one.told(Event.DRAIN_FAILED)}
+    assert {("shared", "TimeoutError")} == failed
+    answers.set()
+    until(lambda: not one.stack.hangs(one.tiers["shared"]))
+    assert one.drainer.close(30)
+    assert [1, 2] == one.steps("shared")
 
 
 def test_a_checkpoint_that_retention_took_is_given_up(bench: Callable[..., Bench]) -> None:
@@ -731,7 +800,7 @@ def test_retention_of_the_target_follows_each_drain(bench: Callable[..., Bench])
     one = bench("local", "root")
 
     def keep_two(tier: Tier, committed: Committed) -> None:
-        retain(tier, Keep(last=2), generation=1, newest_verified=committed.key, guard=free)
+        retain(tier, Keep(last=2), generation=1, committed=committed.key, guard=free)
 
     one.drainer._after = keep_two
     for step in (1, 2, 3, 4):
@@ -833,4 +902,77 @@ def test_a_new_link_catches_up_with_what_the_last_one_left(bench: Callable[..., 
     one.drainer.catch_up(key, first)
     assert (True, [("root", 10)]) == (one.drainer.wait(30), one.after)
     one.drainer.catch_up(key, first)
-    assert (0, 1) == (one.drainer.lag, len(one.after))
+    assert (True, 0, 1) == (one.drainer.wait(30), one.drainer.lag, len(one.after))
+
+
+# ── what is to stay ───────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("hurried", [False, True])
+def test_what_is_to_stay_arrives_though_it_was_given_up(
+    bench: Callable[..., Bench], gate: threading.Event, hurried: bool
+) -> None:
+    """In turn with the newest, or after them when somebody waits for the end."""
+    one = bench("local", "root", keep=Keep(last=1, every=2))
+    one.save(1, wait=False)
+    until(lambda: one.drainer.lag == 1 and not one.drainer._waiting)
+    for step in (2, 3, 4, 5, 6):
+        one.save(step, wait=False)
+    if hurried:
+        one.drainer.hurry()
+    gate.set()
+    assert one.drainer.close(30) if hurried else one.drainer.wait(30)
+    assert ([1, 6, 5, 2, 4] if hurried else [1, 2, 6, 4, 5]) == [step for _, step in one.after]
+
+
+def test_a_new_link_looks_for_what_is_to_stay(bench: Callable[..., Bench]) -> None:
+    """Also where the newest is in the home already."""
+    one = bench("local", "root", keep=Keep(last=1, every=2))
+    for step in (2, 3, 4, 5):
+        make_checkpoint(one.stack.first, CheckpointKey(1, step), LEAVES)
+    newest = make_checkpoint(one.stack.home, CheckpointKey(1, 7), LEAVES).key
+    one.drainer.catch_up(newest, one.stack.home)
+    assert (True, [2, 4, 7]) == (one.drainer.wait(30), one.steps("root"))
+
+
+def test_what_the_home_would_not_keep_is_not_looked_for(bench: Callable[..., Bench]) -> None:
+    """The best of one tier is not the best of all: it would come and go again and again."""
+    one = bench("local", "root", keep=Keep(last=1, best=Best(metric="score")))
+    scores = {"local": {2: 0.5, 3: 0.1}, "root": {1: 0.9}}
+    for name, of_steps in scores.items():
+        for step, score in of_steps.items():
+            key = CheckpointKey(1, step)
+            make_checkpoint(one.tiers[name], key, LEAVES, metrics={"score": score})
+    one.drainer.catch_up(CheckpointKey(1, 1), one.stack.home)
+    assert (True, [1]) == (one.drainer.wait(30), one.steps("root"))
+    make_checkpoint(one.stack.first, CheckpointKey(1, 4), LEAVES, metrics={"score": 1.5})
+    one.drainer.catch_up(CheckpointKey(1, 1), one.stack.home)
+    assert (True, [1, 4]) == (one.drainer.wait(30), one.steps("root"))
+
+
+def test_what_is_damaged_is_looked_for_once(bench: Callable[..., Bench]) -> None:
+    """It is told, and said again at the end; the others arrive. A full disk is asked again."""
+    one = bench("local", "root", keep=Keep(last=1, every=2))
+    for step in (2, 4):
+        make_checkpoint(one.stack.first, CheckpointKey(1, step), LEAVES)
+    damaged = CheckpointKey(1, 2)
+    damage(one.tiers["local"], damaged, shard_of(one.tiers["local"], damaged))
+    one.tiers["root"].fail_at("commit_as", FULL, times=2)
+    one.save(5)
+    assert [] == one.steps("root"), "full for the newest, and for the one that is to stay"
+    one.save(7)
+    assert [4, 5, 7] == one.steps("root")
+    one.save(9)
+    failed = [r["checkpoint"] for r in one.told(Event.DRAIN_FAILED)]
+    assert 1 == failed.count(damaged.directory_name)
+    assert one.drainer.close(30) is False
+
+
+def test_a_tier_that_cannot_be_looked_at_holds_nothing_up(bench: Callable[..., Bench]) -> None:
+    """The next order looks again."""
+    one = bench("local", "archive", "root", keep=Keep(last=1, every=2))
+    make_checkpoint(one.tiers["archive"], CheckpointKey(1, 2), LEAVES)
+    one.tiers["archive"].fail_at("keys", OSError(errno.EIO, "Input/output error"))
+    one.save(3)
+    assert [3] == one.steps("root")
+    one.tiers["archive"].heal()
+    one.save(5)
+    assert [2, 3, 5] == one.steps("root")

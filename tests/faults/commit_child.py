@@ -47,7 +47,7 @@ def main(root: Path) -> None:
     else:
         fsio.observe(seen.append)
     newest = save(tier, 4)
-    retain(tier, Keep(last=2), generation=1, newest_verified=newest, guard=lambda: None)
+    retain(tier, Keep(last=2), generation=1, committed=newest, guard=lambda: None)
     tier.sweep(1)
     fsio.write_atomic(root / "outcome", b"new")
     print("\n".join(seen))

@@ -23,7 +23,8 @@ from hpc_ckpt.settings import Keep
 from hpc_ckpt.testing import PlainLeaf, image_of, kill_at, make_checkpoint, plain_manifest
 from hpc_ckpt.tiers.base import Committed, Tier
 from hpc_ckpt.tiers.directory import DirectoryTier
-from hpc_ckpt.tiers.drain import Drainer, drain
+from hpc_ckpt.tiers.drain import drain
+from hpc_ckpt.tiers.draining import Drainer
 from hpc_ckpt.tiers.retention import retain
 from hpc_ckpt.tiers.stack import Stack
 
@@ -84,7 +85,7 @@ def main(root: Path) -> None:
         fsio.observe(seen.append)
 
     def tidy(tier: Tier, committed: Committed) -> None:
-        retain(tier, Keep(last=2), generation=1, newest_verified=committed.key, guard=pass_guard)
+        retain(tier, Keep(last=2), generation=1, committed=committed.key, guard=pass_guard)
         tier.sweep(1)
 
     events = EventLog(root / "events.jsonl")

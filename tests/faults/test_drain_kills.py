@@ -100,7 +100,7 @@ def files(tier: DirectoryTier, key: CheckpointKey) -> dict[str, bytes]:
 def check_next_run_ends_the_job(source: DirectoryTier, target: DirectoryTier) -> None:
     """The next generation drains what is missing, retains, and sweeps what the dead one left."""
     drain(source, target, NEWEST, lambda: None)
-    retain(target, Keep(last=2), generation=2, newest_verified=NEWEST, guard=lambda: None)
+    retain(target, Keep(last=2), generation=2, committed=NEWEST, guard=lambda: None)
     target.sweep(2)
     names = [key.directory_name for key in (HOLDER, DEPENDENT, NEWEST)]
     assert names == sorted(fsio.names_in(target.path))

@@ -87,7 +87,7 @@ def check_next_run_clears_up(root: Path, tier: DirectoryTier, newest: int) -> No
     """The next generation goes on from the newest, commits, retains, sweeps."""
     assert bytes(tier.open(CheckpointKey(1, newest)).leaf("layer.7")) == bytes([newest, 7]) * 300
     key = make_checkpoint(tier, CheckpointKey(2, newest + 1), [PlainLeaf("w", b"next")]).key
-    retain(tier, Keep(last=1), generation=2, newest_verified=key, guard=lambda: None)
+    retain(tier, Keep(last=1), generation=2, committed=key, guard=lambda: None)
     tier.sweep(2)
     assert fsio.names_in(tier.path) == [key.directory_name]
     assert tier.verify(key) == []

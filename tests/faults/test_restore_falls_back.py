@@ -199,6 +199,18 @@ def wrong_shape(record: dict[str, Any]) -> None:
     record["tree"] = json.loads(text.replace(node, node.replace("[16]", "[17]")))
 
 
+def leaf_is_a_list(record: dict[str, Any]) -> None:
+    fields = record["tree"]["tracked"]["model"]["$ordereddict"]["items"][0][1]["$tensor"]
+    fields["leaf"] = [fields["leaf"]]
+
+
+def parameter_is_a_list(record: dict[str, Any]) -> None:
+    record["tree"]["tracked"]["optimizer"]["param_groups"][0]["params"][0] = [0]
+
+
+INFINITE = {"$float": "inf"}
+ODD = "does not hold what a run saves"
+
 M, S = MANIFEST_NAME, SHARD
 DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "flip-header": ("chunk-digest", lambda c: flip(c / S, 100)),
@@ -244,6 +256,18 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     # Nothing that verify looks at is wrong here: the tree makes no sense to its decoder.
     "tag-unknown": ("unknown tag '$from_the_future'", lambda c: resign(c, unknown_tag)),
     "shape-wrong": ("has 64 bytes, its node says 68", lambda c: resign(c, wrong_shape)),
+    "tree-is-a-number": (ODD, lambda c: resign(c, lambda r: r.update(tree=5))),
+    "tree-is-nothing": (ODD, lambda c: resign(c, lambda r: r.update(tree=None))),
+    "leaf-is-a-list": ("text was expected, not list", lambda c: resign(c, leaf_is_a_list)),
+    "parameter-is-a-list": (ODD, lambda c: resign(c, parameter_is_a_list)),
+    "epoch-is-infinite": (
+        ODD,
+        lambda c: resign(c, lambda r: r["tree"]["data"].update(epoch=INFINITE)),
+    ),
+    "step-is-infinite": (
+        ODD,
+        lambda c: resign(c, lambda r: r["tree"]["progress"].update(step=INFINITE)),
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -134,6 +135,76 @@ def test_what_was_restored_is_not_removed_in_favour_of_what_is_broken(
 
 
 @pytest.fixture
+def decaying() -> Iterator[set[int]]:
+    """Shards of these steps are damaged in the moment in which they are committed."""
+    steps: set[int] = set()
+    yield steps
+    fsio.observe(None)
+
+
+def decay_at_commit(root: Path, steps: set[int]) -> None:
+    def damage(point: str) -> None:
+        if point == "commit.durable":
+            newest = RunDir(root).committed()[-1]
+            if newest.step in steps:
+                steps.remove(newest.step)
+                path = root / "checkpoints" / newest.directory_name / "rank-00000.safetensors"
+                flip(path, -1)
+
+    fsio.observe(damage)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("keep", [{"last": 2}, {"last": 2, "every": 3}, {"last": 1}])
+def test_the_last_that_was_read_goes_only_after_another_was(
+    root: Path, decaying: set[int], keep: dict[str, int], resumed: bool
+) -> None:
+    """A disk that goes bad may spoil all that follow: then nothing more is removed."""
+    w = torch.zeros(1000)
+    decaying |= set(range(8, 20))
+    decay_at_commit(root, decaying)
+    for first, last in ((0, 2), (2, 12)) if resumed else ((0, 12),):
+        with killed(root, keep=keep, w=w) as ckpt:
+            for _ in range(first, last):
+                w.add_(1)
+                ckpt.step()
+                ckpt.save(wait=True)
+                ckpt._entered().engine.wait(20)
+    assert recorded(root, "retention.failed")
+    fsio.observe(None)
+    with killed(root, keep=keep, w=w) as ckpt:
+        assert ckpt.restored is not None and ckpt.restored.step in (6, 7)
+        for _ in range(4):
+            w.add_(1)
+            ckpt.step()
+            ckpt.save(wait=True)
+            ckpt._entered().engine.wait(20)
+    assert keep["last"] <= len(valid(root)) <= 6, "what is broken goes when its time has come"
+    assert all(valid(root).values())
+
+
+def test_what_is_kept_is_read_once_in_a_while_and_not_at_every_save(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading takes from training what writing does."""
+    read, real = [], DirectoryTier.verify
+
+    def verify(self: DirectoryTier, key: Any) -> Any:
+        read.append(key.step)
+        return real(self, key)
+
+    monkeypatch.setattr(DirectoryTier, "verify", verify)
+    w = torch.zeros(1000)
+    with killed(root, keep=3, w=w) as ckpt:
+        for _ in range(12):
+            w.add_(1)
+            ckpt.step()
+            ckpt.save(wait=True)
+            ckpt._entered().engine.wait(20)
+    assert [4, 7, 10] == read
+
+
+@pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Every write into the tier below `fast` hangs until the event is set."""
     opened, real = threading.Event(), DirectoryStaging.write_shard
@@ -189,6 +260,36 @@ def test_a_save_that_was_given_up_says_nothing_of_the_next(
         hanging.set()
 
 
+def test_after_a_save_that_was_given_up_nothing_is_referred_to(
+    root: Path, tmp_path: Path, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread may still change what is known of steady leaves: they are written again."""
+    monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.1)
+    model = HalfFrozen()
+    optimizer = torch.optim.SGD([model.w], lr=0.1)
+    tracked = {"model": model, "optimizer": optimizer}
+    tier = DirectoryTier(root / "checkpoints")
+    with killed(root, keep=9, tiers=[str(tmp_path / "fast")], **tracked) as ckpt:
+
+        def advance() -> None:
+            model.w.grad = torch.ones(1000)
+            optimizer.step()
+            ckpt.step()
+
+        for _ in range(2):
+            advance()
+            ckpt.save(wait=True)
+        advance()
+        ckpt.save()
+        time.sleep(0.3)
+        with pytest.warns(RuntimeWarning, match="hangs in tier"):
+            advance()
+        ckpt.save(wait=True)
+        found = {key.step: len(tier.manifest(key).holders) for key in tier.keys()}  # noqa: SIM118
+        hanging.set()
+    assert {1: 0, 2: 1, 4: 0} == {step: found[step] for step in (1, 2, 4)}
+
+
 @pytest.mark.filterwarnings("ignore:a checkpoint could not be saved")
 def test_no_thread_for_a_save_is_a_failed_save(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """step() goes on, the buffer is free again, and the next save is made."""
@@ -208,3 +309,34 @@ def test_no_thread_for_a_save_is_a_failed_save(root: Path, monkeypatch: pytest.M
         assert ckpt._entered().engine.wait(10)
     assert 1 == len(recorded(root, "save.failed"))
     assert RunDir(root).committed()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_no_thread_for_a_drain_is_a_drain_for_later(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    """Neither entering nor leaving fails, and the root has everything in the end."""
+    real, left = threading.Thread.start, ["hpc-ckpt-drain"]
+
+    def start(self: threading.Thread) -> None:
+        if self.name in left:
+            left.remove(self.name)
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    tiers, w = [tmp_path / "fast", "root"], torch.ones(2)
+    if resumed:
+        with killed(root, tiers=tiers, w=w) as ckpt:
+            ckpt.step()
+            ckpt.save()
+        shutil.rmtree(root / "checkpoints")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    began = time.monotonic()
+    with Checkpointer(root, policy="every 1 steps", tiers=tiers, w=w) as ckpt:
+        for _ in ckpt.steps(6):
+            ckpt.step()
+            ckpt._entered().engine.wait(20)
+    assert time.monotonic() - began < 30
+    assert 1 == len([r for r in recorded(root, "drain.failed") if "thread" in r["error"]])
+    assert 6 == RunDir(root).committed()[-1].step
+    assert [] == left

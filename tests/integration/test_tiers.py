@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hpc_ckpt import Checkpointer, events
+from hpc_ckpt import Checkpointer, LinkEnded, events, fsio
 from hpc_ckpt.engine.persist import Pending
 from hpc_ckpt.events import Event
-from hpc_ckpt.rundir import CheckpointKey, RunDir
+from hpc_ckpt.rundir import CheckpointKey, Result, RunDir
+from hpc_ckpt.tiers import asking
 from hpc_ckpt.tiers.directory import DirectoryTier
+from hpc_ckpt.tiers.stack import UNMEASURED_S
 
 
 class Stopped(Exception):
@@ -36,12 +41,12 @@ def fast(tmp_path: Path) -> Path:
     return tmp_path / "fast"
 
 
-def run(rundir: RunDir, fast: Path, steps: int, *, save: bool = True) -> Any:
+def run(rundir: RunDir, fast: Path, steps: int, *, save: bool = True, tiers: Any = None) -> Any:
     """Go on to this step, saving at each, and die; what it was restored from."""
-    weight = torch.zeros(3000)
+    weight, tiers = torch.zeros(3000), tiers or [fast]
     with (
         pytest.raises(Stopped),
-        Checkpointer(rundir.root, tiers=[fast], policy="every hour", weight=weight) as ckpt,
+        Checkpointer(rundir.root, tiers=tiers, policy="every hour", weight=weight) as ckpt,
     ):
         assert float(ckpt.global_step) == float(weight[0])
         for _ in ckpt.steps(steps):
@@ -131,6 +136,65 @@ def test_what_was_not_drained_any_more_is_drained_by_the_next_link(
     assert 2 == steps_of(DirectoryTier(rundir.checkpoints))[-1]
 
 
+def test_a_damaged_copy_in_the_root_is_mended_from_the_other_tier(
+    rundir: RunDir, fast: Path
+) -> None:
+    """Found at the restore: the other tier may be gone before the next one."""
+    home, tiers = DirectoryTier(rundir.checkpoints), ["root", fast]
+    run(rundir, fast, 3, tiers=tiers)
+    flip_a_bit(home, home.keys()[-1])
+    restored = run(rundir, fast, 3, save=False, tiers=tiers)
+    assert (3, str(fast), 1) == (restored.step, restored.tier, len(restored.skipped))
+    assert ([1, 2, 3], []) == (steps_of(home), home.verify(home.keys()[-1]))
+    restored = run(rundir, fast, 6, tiers=tiers)
+    assert (3, "root", ()) == (restored.step, restored.tier, restored.skipped)
+    assert [4, 5, 6] == steps_of(home), "what was mended counts again, and goes in its time"
+
+
+KEEP = {"last": 2, "every": 5, "best": {"metric": "score", "mode": "max"}}
+
+
+def kept_of(rundir: RunDir, fast: Path, steps: int, *, until: threading.Event) -> list[int]:
+    """Go on to this step with many saves, of which only some stay; what the root has then.
+
+    Nothing is drained before the last one is saved.
+    """
+    fsio.observe(lambda point: until.wait(60) if point == "drain.opened" else None)
+    try:
+        with (
+            pytest.raises(Stopped),
+            Checkpointer(rundir.root, tiers=[fast], policy="every hour", keep=KEEP) as ckpt,
+        ):
+            for _ in ckpt.steps(steps):
+                ckpt.step(metrics={"score": 1.0 if ckpt.global_step == 6 else 0.1})
+                settle(ckpt.save())
+            until.set()
+            raise Stopped
+    finally:
+        fsio.observe(None)
+    return steps_of(DirectoryTier(rundir.checkpoints))
+
+
+def test_what_is_to_stay_reaches_the_root_however_slow_it_is(rundir: RunDir, fast: Path) -> None:
+    """`every` and `best` hold in the run directory: a fast tier may be gone with its job."""
+    found = kept_of(rundir, fast, 13, until=threading.Event())
+    assert {5, 7, 10, 13} <= set(found)
+    assert [] == DirectoryTier(rundir.checkpoints).verify(CheckpointKey(1, 7))
+
+
+def test_what_is_to_stay_and_was_not_drained_is_drained_by_the_next_link(
+    rundir: RunDir, fast: Path
+) -> None:
+    """Not only the newest."""
+    home = DirectoryTier(rundir.checkpoints)
+    kept_of(rundir, fast, 13, until=threading.Event())
+    for key in home.keys():  # noqa: SIM118 - not a mapping
+        if key.step in (5, 7):
+            shutil.rmtree(home.path_of(key))
+    run_on = kept_of(rundir, fast, 13, until=threading.Event())
+    assert {5, 7, 10, 13} <= set(run_on)
+
+
 def test_the_end_of_the_work_is_in_the_root(rundir: RunDir, fast: Path) -> None:
     """DONE counts only if the checkpoint it names is there."""
     with Checkpointer(rundir.root, tiers=[fast], policy="every 1 steps") as ckpt:
@@ -141,8 +205,39 @@ def test_the_end_of_the_work_is_in_the_root(rundir: RunDir, fast: Path) -> None:
     assert (3, 3) == (done.step, steps_of(DirectoryTier(rundir.checkpoints))[-1])
 
 
+def test_a_final_save_without_time_for_the_root_goes_to_the_fast_tier(
+    rundir: RunDir, fast: Path
+) -> None:
+    """By what is known of the root, which is nothing here: taken for a slow one."""
+    rundir.control.mkdir(parents=True)
+    rundir.deadline_file(1).write_text(f"{time.time() + 0.9 * UNMEASURED_S}")
+    with pytest.raises(LinkEnded), Checkpointer(rundir.root, tiers=[fast]) as ckpt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in ckpt.steps(1000):
+            ckpt.step()
+            time.sleep(0.01)
+    (committed,) = recorded(rundir, Event.COMMITTED)
+    assert str(fast) == committed["tier"]
+    outcome = rundir.outcome(1)
+    assert outcome is not None
+    assert (Result.SAVED, committed["step"]) == (outcome.outcome, outcome.step)
+
+
+def test_a_checkpoint_that_was_to_be_replaced_is_found_at_the_start(
+    rundir: RunDir, fast: Path
+) -> None:
+    """Whoever replaced it was killed between the two renames: it gets its name back."""
+    run(rundir, fast, 2)
+    shutil.rmtree(fast)
+    home = DirectoryTier(rundir.checkpoints)
+    newest = home.path_of(home.keys()[-1])
+    newest.rename(newest.with_name(f".was-g00000001-{newest.name}-1-2-x"))
+    restored = run(rundir, fast, 2, save=False)
+    assert (2, newest) == (restored.step, restored.path)
+
+
 def test_a_tier_that_cannot_be_used_does_not_end_the_run(rundir: RunDir, fast: Path) -> None:
-    """The event says so, and the root takes every save."""
+    """The events say so, at the start and at a save; the root takes every save."""
     fast.write_text("a file is in the way")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the preflight finds it too
@@ -151,7 +246,7 @@ def test_a_tier_that_cannot_be_used_does_not_end_the_run(rundir: RunDir, fast: P
             settle(ckpt.save())
             ckpt.step()
     failed = recorded(rundir, Event.TIER_FAILED)
-    assert [str(fast)] == [record["tier"] for record in failed]
+    assert [str(fast)] * 2 == [record["tier"] for record in failed]
     done = rundir.done()
     assert done is not None
     assert (2, [1, 2]) == (done.step, steps_of(DirectoryTier(rundir.checkpoints)))
@@ -163,3 +258,78 @@ def test_two_chains_in_one_directory_do_not_meet(tmp_path: Path, fast: Path) -> 
     run(one, fast, 2)
     assert run(two, fast, 1) is None
     assert 2 == len(list(fast.iterdir()))
+
+
+# ── a tier that hangs ─────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def hang(fast: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """From now on this operation of the fast tier does not come back, until the test is over."""
+    over = threading.Event()
+
+    def arrange(operation: str) -> None:
+        owner = Path if operation == "resolve" else DirectoryTier
+        real = getattr(owner, operation)
+
+        def stuck(self: Any, *arguments: Any, **more: Any) -> Any:
+            if Path(getattr(self, "path", self)).is_relative_to(fast):
+                over.wait(60)
+            return real(self, *arguments, **more)
+
+        monkeypatch.setattr(owner, operation, stuck)
+
+    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    yield arrange
+    over.set()
+
+
+@pytest.mark.parametrize("order", ["fast first", "root first"])
+@pytest.mark.parametrize("operation", ["recover", "keys", "resolve"])
+def test_a_run_starts_beside_a_tier_that_hangs(
+    rundir: RunDir,
+    fast: Path,
+    hang: Callable[[str], None],
+    order: str,
+    operation: str,
+) -> None:
+    """The root is well: the run goes on from there, saves there, and says whom it passed over."""
+    run(rundir, fast, 2)
+    hang(operation)
+    tiers = [fast, "root"] if order == "fast first" else ["root", fast]
+    weight, began = torch.zeros(3000), time.monotonic()
+    with Checkpointer(rundir.root, tiers=tiers, policy="every hour", weight=weight) as ckpt:
+        assert ckpt.restored is not None
+        assert (2, "root") == (ckpt.restored.step, ckpt.restored.tier)
+        for _ in ckpt.steps(5):
+            weight += 1
+            ckpt.step()
+            settle(ckpt.save())
+    assert time.monotonic() - began < 20
+    (failed,) = recorded(rundir, Event.TIER_FAILED)
+    assert (str(fast), True) == (failed["tier"], "not answer" in failed["error"])
+    assert [3, 4, 5] == steps_of(DirectoryTier(rundir.checkpoints))[-3:]
+
+
+def test_a_tier_that_answers_late_is_used_again(
+    rundir: RunDir, fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was only slow."""
+    run(rundir, fast, 2)
+    slow, real = threading.Event(), DirectoryTier.recover
+
+    def recover(self: DirectoryTier) -> None:
+        if self.path.is_relative_to(fast):
+            slow.wait(60)
+        real(self)
+
+    monkeypatch.setattr(DirectoryTier, "recover", recover)
+    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    weight = torch.zeros(3000)
+    with Checkpointer(rundir.root, tiers=[fast], policy="every hour", weight=weight) as ckpt:
+        stack = ckpt._entered().session.stack
+        assert stack.hangs(stack.first)
+        slow.set()
+        while stack.hangs(stack.first):
+            time.sleep(0.001)
+        ckpt.step()
+        settle(ckpt.save())
+        assert 3 == steps_of(tier_of(rundir, fast))[-1]

@@ -184,13 +184,13 @@ def test_retention_never_takes_what_it_must_not(
 ) -> None:
     """Pins, the newest verified and all above it, newer generations; and twice is once."""
     newest = data.draw(st.sampled_from([entry.key for entry in present]))
-    gone = surplus(present, keep, own_generation=own, newest_verified=newest)
+    gone = surplus(present, keep, own_generation=own, committed=newest)
     assert gone == sorted(set(gone))
     pinned = {entry.key for entry in present if entry.pinned}
     assert not pinned & set(gone)
     assert all(key < newest and key.generation <= own for key in gone)
     left = [entry for entry in present if entry.key not in gone]
-    assert surplus(left, keep, own_generation=own, newest_verified=newest) == []
+    assert surplus(left, keep, own_generation=own, committed=newest) == []
 
 
 @settings(max_examples=200, deadline=None)
@@ -200,7 +200,7 @@ def test_retention_keeps_all_that_was_asked_for(
 ) -> None:
     """The newest N, every Nth step and the best value are all still there afterwards."""
     newest = max(entry.key for entry in present)
-    gone = set(surplus(present, keep, own_generation=9, newest_verified=newest))
+    gone = set(surplus(present, keep, own_generation=9, committed=newest))
     left = [entry for entry in present if entry.key not in gone]
     assert sorted(e.key for e in left)[-keep.last :] == sorted(e.key for e in present)[-keep.last :]
     if keep.every is not None:

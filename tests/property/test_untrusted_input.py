@@ -656,6 +656,16 @@ def test_a_shared_list_may_hold_the_name_of_a_tag() -> None:
     assert [["$shared"], ["$shared"]] == decode(tree, read_eight)
 
 
+@pytest.mark.parametrize("top", [None, True, 5, 1.5, "x", [], {}, {"$float": "inf"}], ids=repr)
+def test_a_tree_may_be_a_single_value(sample: Sample, top: object) -> None:
+    """docs/format.md allows a scalar node, also on its own."""
+    record = {**sample.record, "tree": top, "aliases": {}}
+    with on_disk(signed(record), sample.shard) as path:
+        assert [] == verify(path)
+        expected = float("inf") if top == {"$float": "inf"} else top
+        assert expected == hpc_ckpt.load(path)
+
+
 # ── names that lead elsewhere ─────────────────────────────────────────────────────────────
 OUTSIDE = ("elsewhere", "../elsewhere", "../../etc/passwd", "/etc/passwd", "/dev/zero", "a\0b", "")
 
@@ -762,6 +772,10 @@ TREES: dict[str, Callable[[Record], object]] = {
     "epoch-is-text": lambda tree: tree["data"].update(epoch="x"),
     "numpy-of-another-kind": lambda tree: tree["rng"]["numpy"].update(bit_generator="PCG64"),
     "torch-is-nothing": lambda tree: tree["rng"].update(torch=None),
+    "step-is-infinite": lambda tree: tree["progress"].update(step={"$float": "inf"}),
+    "epoch-is-infinite": lambda tree: tree["data"].update(epoch={"$float": "inf"}),
+    "tracked-is-a-list": lambda tree: tree.update(tracked=[]),
+    "positions-are-text": lambda tree: tree["data"].update(positions="x"),
 }
 
 

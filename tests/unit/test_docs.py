@@ -38,3 +38,13 @@ def test_the_spec_of_the_quickstart_is_accepted() -> None:
 
     (block,) = blocks(PROJECT / "docs" / "quickstart.md", "yaml")
     assert "resnet" == Spec.model_validate(yaml.load(block, yaml.BaseLoader)).name
+
+
+def test_the_format_names_everything_that_a_listing_may_show() -> None:
+    """A reader is written from that page alone."""
+    from hpc_ckpt.tiers.directory import LEFTOVERS
+
+    listing, rules = (PROJECT / "docs" / "format.md").read_text().split("## 1. ")[1].split("* ", 1)
+    ignored = next(line for line in rules.splitlines() if "MUST ignore them" in line)
+    for name in LEFTOVERS:
+        assert (True, True) == (f".{name}-g" in listing, f"`.{name}-`" in ignored)

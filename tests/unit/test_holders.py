@@ -186,7 +186,7 @@ def entry(step: int, *holders: int, pinned: bool = False) -> Entry:
 
 
 def gone(entries: Iterable[Entry], keep: Keep, newest: int) -> list[int]:
-    found = surplus(list(entries), keep, own_generation=1, newest_verified=key(newest))
+    found = surplus(list(entries), keep, own_generation=1, committed=key(newest))
     return [one.step for one in found]
 
 
@@ -246,14 +246,14 @@ def test_retain_leaves_every_kept_checkpoint_whole(tier: DirectoryTier) -> None:
     for step in range(2, 6):
         make_dependent(tier, step, record)
     keep = Keep(last=2)
-    removed = retain(tier, keep, generation=1, newest_verified=key(5), guard=nobody)
+    removed = retain(tier, keep, generation=1, committed=key(5), guard=nobody)
     assert [key(2), key(3)] == removed
     assert [[]] * 3 == [tier.verify(key(step)) for step in (1, 4, 5)]
     for step in (6, 7):
         make_holder(tier, step)
-    removed = retain(tier, keep, generation=1, newest_verified=key(7), guard=nobody)
+    removed = retain(tier, keep, generation=1, committed=key(7), guard=nobody)
     # The holder is refused while those that refer to it are there, and goes next time.
-    removed += retain(tier, keep, generation=1, newest_verified=key(7), guard=nobody)
+    removed += retain(tier, keep, generation=1, committed=key(7), guard=nobody)
     assert [key(1), key(4), key(5)] == sorted(removed)
     assert [key(6), key(7)] == tier.keys()
 
@@ -300,9 +300,9 @@ def test_the_best_survives_a_moment_in_which_it_cannot_be_read(
     with monkeypatch.context() as moment:
         refuse_to_open(1, moment)
         with pytest.raises(CorruptCheckpoint, match="unreadable"):
-            retain(fresh, keep, generation=1, newest_verified=key(4), guard=nobody)
+            retain(fresh, keep, generation=1, committed=key(4), guard=nobody)
     assert [key(step) for step in (1, 2, 3, 4)] == fresh.keys()
-    removed = retain(fresh, keep, generation=1, newest_verified=key(4), guard=nobody)
+    removed = retain(fresh, keep, generation=1, committed=key(4), guard=nobody)
     assert [key(2)] == removed
 
 
@@ -315,7 +315,7 @@ def test_a_holder_survives_a_moment_in_which_its_dependent_cannot_be_read(
     fresh = DirectoryTier(tier.path, chunk=4096)
     refuse_to_open(3, monkeypatch)
     with pytest.raises(CorruptCheckpoint):
-        retain(fresh, Keep(last=2), generation=1, newest_verified=key(4), guard=nobody)
+        retain(fresh, Keep(last=2), generation=1, committed=key(4), guard=nobody)
     with pytest.raises(CorruptCheckpoint):
         fresh.remove(key(1))
     assert key(1) in set(fresh.keys())

@@ -25,7 +25,7 @@ def steps_removed(
     entries: Sequence[Entry], keep: Keep, newest: CheckpointKey | None = None, own: int = 1
 ) -> list[int]:
     newest = newest or max(entry.key for entry in entries)
-    gone = surplus(entries, keep, own_generation=own, newest_verified=newest)
+    gone = surplus(entries, keep, own_generation=own, committed=newest)
     return [key.step for key in gone]
 
 
@@ -86,14 +86,14 @@ def test_the_newest_verified_and_all_above_it_stay() -> None:
 def test_a_generation_above_our_own_is_not_ours_to_remove() -> None:
     """Even if the newest verified one is newer still."""
     entries = [Entry(key(5, 1)), Entry(key(5, 2)), Entry(key(5, 3))]
-    gone = surplus(entries, Keep(last=1), own_generation=1, newest_verified=key(5, 3))
+    gone = surplus(entries, Keep(last=1), own_generation=1, committed=key(5, 3))
     assert gone == [key(5, 1)]
 
 
 def test_revisions_are_counted_one_by_one() -> None:
     """-r1 is newer than the plain one of the same step."""
     entries = [Entry(key(5)), Entry(key(5, revision=1))]
-    gone = surplus(entries, Keep(last=1), own_generation=1, newest_verified=key(5, revision=1))
+    gone = surplus(entries, Keep(last=1), own_generation=1, committed=key(5, revision=1))
     assert gone == [key(5)]
 
 
@@ -114,7 +114,7 @@ def nobody() -> None:
 
 def test_retain_removes_what_is_surplus_and_says_so(tier: DirectoryTier) -> None:
     """And nothing else: what stays is still valid."""
-    removed = retain(tier, Keep(last=2), generation=1, newest_verified=key(40), guard=nobody)
+    removed = retain(tier, Keep(last=2), generation=1, committed=key(40), guard=nobody)
     assert removed == [key(10), key(20)]
     assert tier.keys() == [key(30), key(40)]
     assert [tier.verify(key(step)) for step in (30, 40)] == [[], []]
@@ -124,7 +124,7 @@ def test_retain_removes_what_is_surplus_and_says_so(tier: DirectoryTier) -> None
 def test_retain_reads_metrics_from_the_manifests(tier: DirectoryTier) -> None:
     """The lowest loss is the last one here, the highest the first."""
     keep = Keep(last=1, best=Best(metric="loss", mode="max"))
-    removed = retain(tier, keep, generation=1, newest_verified=key(40), guard=nobody)
+    removed = retain(tier, keep, generation=1, committed=key(40), guard=nobody)
     assert removed == [key(20), key(30)]
 
 
@@ -132,18 +132,18 @@ def test_a_broken_manifest_has_no_metrics_and_stops_nothing(tier: DirectoryTier)
     """Retention must work on a directory with damage in it."""
     (tier.path_of(key(10)) / MANIFEST_NAME).write_bytes(b"")
     keep = Keep(last=1, best=Best(metric="loss", mode="max"))
-    removed = retain(tier, keep, generation=1, newest_verified=key(40), guard=nobody)
+    removed = retain(tier, keep, generation=1, committed=key(40), guard=nobody)
     assert removed == [key(10), key(30)]
 
 
 def test_a_pin_file_keeps_a_checkpoint(tier: DirectoryTier) -> None:
     """Pinning is a file named PIN; the checkpoint stays valid with it."""
     tier.pin(key(10))
-    removed = retain(tier, Keep(last=1), generation=1, newest_verified=key(40), guard=nobody)
+    removed = retain(tier, Keep(last=1), generation=1, committed=key(40), guard=nobody)
     assert removed == [key(20), key(30)]
     assert tier.verify(key(10)) == []
     tier.pin(key(10), pinned=False)
-    removed = retain(tier, Keep(last=1), generation=1, newest_verified=key(40), guard=nobody)
+    removed = retain(tier, Keep(last=1), generation=1, committed=key(40), guard=nobody)
     assert removed == [key(10)]
 
 
@@ -153,7 +153,7 @@ def test_a_pin_set_while_retention_runs_is_seen(tier: DirectoryTier) -> None:
         tier,
         Keep(last=1),
         generation=1,
-        newest_verified=key(40),
+        committed=key(40),
         guard=lambda: tier.pin(key(20)),
     )
     assert removed == [key(10), key(30)]
@@ -169,13 +169,13 @@ def test_the_guard_is_asked_before_each_removal(tier: DirectoryTier) -> None:
             raise Fenced(1, 2)
 
     with pytest.raises(Fenced):
-        retain(tier, Keep(last=1), generation=1, newest_verified=key(40), guard=guard)
+        retain(tier, Keep(last=1), generation=1, committed=key(40), guard=guard)
     assert calls == [4, 3]
     assert tier.keys() == [key(20), key(30), key(40)]
 
 
 def test_nothing_goes_when_the_newest_verified_is_not_here(tier: DirectoryTier) -> None:
     """It lives in another tier, or has gone: this is no moment to delete anything."""
-    removed = retain(tier, Keep(last=1), generation=1, newest_verified=key(50), guard=nobody)
+    removed = retain(tier, Keep(last=1), generation=1, committed=key(50), guard=nobody)
     assert removed == []
     assert len(tier.keys()) == 4

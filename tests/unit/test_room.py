@@ -114,6 +114,18 @@ def test_another_tier_without_room_is_a_warning_from_the_start(tmp_path: Path) -
     assert ["fast"] == house.told()
 
 
+def test_without_a_thread_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that could not ask for room goes on all the same."""
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    house = House(tmp_path, fast_quota=MIB, home_quota=MIB)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    house.look(MIB + 1)
+    assert ([], []) == (house.room.take_problems(fresh=True), house.told())
+
+
 def test_every_tier_is_asked(tmp_path: Path) -> None:
     """One without room does not hide the next."""
     house = House(tmp_path, fast_quota=MIB, home_quota=MIB)

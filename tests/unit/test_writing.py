@@ -456,6 +456,24 @@ def test_hurry_ends_a_wait_at_once(tmp_path: Path) -> None:
     assert 0.0 < pace.waited_s < PATIENCE_S
 
 
+def test_hurry_without_a_second_thread_is_hurry_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job at its limit of processes still gets its last save."""
+    pace, image, reached = Pace(1.0), in_pages(6 * CHUNK), threading.Event()
+    fsio.observe(lambda point: reached.set())
+    writer = Writer(tmp_path / "x", image, pace)
+    assert reached.wait(PATIENCE_S)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    pace.hurry()
+    assert writer.ended()
+    assert expected(image) == writer.result
+
+
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_one_in_a_hurry_gets_a_second_thread(tmp_path: Path, kernel: Kernel) -> None:
     """The writer's own write is stuck: what is left is written beside it, once."""
     pace, image = Pace(1.0), in_pages(6 * CHUNK)

@@ -1,0 +1,56 @@
+"""Questions to a file system that may hang: asked in a thread, and given up after a while.
+
+Knows no tier's business: it asks, waits, and remembers who has not answered.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+PATIENCE_S = 20.0
+"""Long for a listing on a bad day, short for a link that could go on without it."""
+
+Answer = TypeVar("Answer")
+
+
+class Asker:
+    """Who has not answered is not asked again until it has; safe to share between threads."""
+
+    def __init__(self, patience_s: float | None = None) -> None:
+        self._patience_s = patience_s
+        self.silent: set[str] = set()
+        """Names of those that have not answered yet."""
+
+    def ask(self, name: str, question: Callable[[], Answer]) -> Answer:
+        """The answer, or what the question raises; TimeoutError if neither comes."""
+        patience_s = PATIENCE_S if self._patience_s is None else self._patience_s
+        if name in self.silent:
+            raise TimeoutError("it has not answered since it was last asked")
+        answers: list[Answer] = []
+        errors: list[BaseException] = []
+        ended = threading.Event()
+
+        def put() -> None:
+            try:
+                answers.append(question())
+            except BaseException as error:  # noqa: BLE001 - raised where it was asked
+                errors.append(error)
+            ended.set()
+            self.silent.discard(name)
+
+        try:
+            # A daemon: a file system that hangs must not keep a finished program from ending.
+            threading.Thread(target=put, name="hpc-ckpt-ask", daemon=True).start()
+        except RuntimeError:  # no thread to be had: asked here, as if it could not hang
+            return question()
+        if not ended.wait(patience_s):
+            self.silent.add(name)
+            if ended.is_set():  # in this very moment
+                self.silent.discard(name)
+            raise TimeoutError(f"it does not answer after {patience_s:g} s")
+        if errors:
+            raise errors[0]
+        return answers[0]

@@ -1,0 +1,53 @@
+"""Questions to something that may hang: an answer, its error, or no more than some patience."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from hpc_ckpt.tiers.asking import Asker
+
+PATIENCE_S = 30.0
+"""Only a broken asker waits this long."""
+
+
+def test_an_answer_is_the_answer_and_an_error_the_error() -> None:
+    """As if it had been asked here; also an error that looks like a lack of one."""
+    asker = Asker(PATIENCE_S)
+    assert "well" == asker.ask("disk", lambda: "well")
+
+    def fails() -> None:
+        raise TimeoutError("Connection timed out")
+
+    with pytest.raises(TimeoutError, match="Connection timed out"):
+        asker.ask("disk", fails)
+    assert set() == asker.silent
+
+
+def test_who_does_not_answer_is_not_asked_again_until_it_has() -> None:
+    """Each question would leave a thread behind."""
+    asker, over = Asker(0.02), threading.Event()
+    with pytest.raises(TimeoutError, match=r"it does not answer after 0\.02 s"):
+        asker.ask("disk", lambda: over.wait(PATIENCE_S))
+    asked: list[str] = []
+    with pytest.raises(TimeoutError, match="has not answered since"):
+        asker.ask("disk", lambda: asked.append("again"))
+    assert ([], {"disk"}) == (asked, asker.silent)
+    assert "other" == asker.ask("another disk", lambda: "other")
+    (thread,) = [one for one in threading.enumerate() if one.name == "hpc-ckpt-ask"]
+    assert thread.daemon
+    over.set()
+    thread.join(PATIENCE_S)
+    assert (set(), 5) == (asker.silent, asker.ask("disk", lambda: 5))
+
+
+def test_without_a_thread_it_is_asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lack of threads says nothing of a disk."""
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    assert threading.get_ident() == Asker().ask("disk", threading.get_ident)
