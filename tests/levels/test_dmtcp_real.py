@@ -201,7 +201,7 @@ def test_a_bash_loop_goes_on(lone: Lone) -> None:
     lone.output.write_text("")
     lone.resume(restart)
     assert 3 == lone.code()
-    numbers = [int(x) for x in lone.output.read_text().split() if x.isdecimal()]
+    numbers = [int(x) for x in lone.output.read_text().splitlines() if x.isdecimal()]
     assert list(range(numbers[0], 41)) == numbers
     assert 5 <= numbers[0] <= 10
 
