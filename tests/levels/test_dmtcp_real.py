@@ -395,21 +395,29 @@ def test_code_0_of_the_program_itself_counts(counting: Counting, programs: Path)
 
 
 # ── chains ────────────────────────────────────────────────────────────────────────────────
+# Paced by sleeps: longer than one link on any machine.
 NUMPY = """
+import time
 import numpy as np
 rng = np.random.default_rng(3)
 a = rng.random((300, 300)); b = np.eye(300)
-for n in range(600):
-    b = b @ a; b /= np.abs(b).max()
+for n in range(200):
+    b = b @ a; b /= np.abs(b).max(); time.sleep(0.05)
 print(repr(float(b.sum())), file=open("result", "w"))
 """
 LOOP = """
+import time
 value = 1
-for n in range(20_000_000):
+for n in range(2_000_000):
     value = (value * 31 + n) % 1000003
+    if n % 10_000 == 0:
+        time.sleep(0.05)
 print(value, file=open("result", "w"))
 """
-SHELL = "v=1; for ((n=0; n<700000; n++)); do v=$(( (v * 31 + n) % 1000003 )); done; echo $v >result"
+SHELL = (
+    "v=1; for ((n=0; n<100000; n++)); do v=$(( (v * 31 + n) % 1000003 )); "
+    "if (( n % 500 == 0 )); then sleep 0.05; fi; done; echo $v >result"
+)
 
 
 def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, str]:
@@ -441,7 +449,7 @@ def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, s
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(["{programs}/count", "250", "0"], id="c"),
+        pytest.param(["{programs}/count", "400", "0"], id="c"),
         pytest.param(["bash", "-c", SHELL], id="bash"),
         pytest.param([PYTHON, "-c", LOOP], id="python"),
         pytest.param([sys.executable, "-c", NUMPY], id="numpy"),
