@@ -196,17 +196,18 @@ class Steward:
         if end is None:
             return None
         link_s = end - self._entered
-        needed = min(self._lead(level), LEAD_SHARE * link_s) + margin(link_s)
+        needed = self._lead(level, link_s) + margin(link_s)
         left = end - time.time()
         return f"deadline: {left:.1f} s left" if left <= needed else None
 
-    def _lead(self, level: Level) -> float:
+    def _lead(self, level: Level, link_s: float) -> float:
         """What the save itself said, what saves have taken, a rehearsal, or the level's guess."""
         if self._told_lead_s is not None:
             return self._told_lead_s
         if self._save_s is not None:
             return SAVE_FACTOR * self._save_s
-        return level.lead_s if self._lead_s is None else self._lead_s
+        guess = level.lead_s if self._lead_s is None else self._lead_s
+        return min(guess, LEAD_SHARE * link_s)
 
     def _until(self) -> float:
         """By when a last save must be over, in time.monotonic()."""

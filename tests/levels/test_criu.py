@@ -66,7 +66,7 @@ def test_a_criu_whose_first_save_fails_gives_way(tmp_path: Path, criu: Path) -> 
     wrapper.chmod(0o755)
     chain = LocalChain(tmp_path, wrapper.parent)
     try:
-        chain.start(write_program(tmp_path, "c", 40), link_s=60, save_s=0.5)
+        chain.start(write_program(tmp_path, "c", 120), link_s=60, save_s=0.5)
         chain.wait_for(lambda: chain.rundir.levels_file.exists() and "failed" in chain.levels())
         chain.rundir.give_notice(1, "test")
         assert 0 == chain.finish(), chain.story()
