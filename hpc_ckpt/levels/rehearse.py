@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import HpcCkptError, SpecError
 from ..rundir import CheckpointKey, RunDir
 from ..units import format_size
-from .base import Level, Moment, Work
+from .base import Level, Moment, Start, Work
 from .program import Program
 from .restarts import Restart, Restarts
 
@@ -111,8 +111,7 @@ def _one(work: Work, level: Level, place: RunDir, run_s: float) -> Rehearsal:
 
 
 def _tried(work: Work, level: Level, restarts: Restarts, run_s: float) -> Rehearsal:
-    start = level.first(work)
-    program = Program(start.argv, start.cwd, start.environ, start.output)
+    program = _start(work, level.first(work))
     try:
         code = program.wait(time.monotonic() + run_s)
         if code is not None:
@@ -138,6 +137,12 @@ def _tried(work: Work, level: Level, restarts: Restarts, run_s: float) -> Rehear
     )
 
 
+def _start(work: Work, start: Start) -> Program:
+    """What it prints is not for the screen."""
+    output = start.output or (work.scratch or Path.cwd()) / "output"
+    return Program(start.argv, start.cwd, start.environ, output)
+
+
 def _save(level: Level, program: Program, restarts: Restarts) -> Restart:
     moment = Moment(until=time.monotonic() + SAVE_S, last=True)
     with restarts.stage(1) as staging:
@@ -154,8 +159,7 @@ def _save(level: Level, program: Program, restarts: Restarts) -> Restart:
 
 
 def _goes_on(work: Work, level: Level, restart: Restart) -> tuple[bool, str]:
-    start = level.resume(work, restart.path, restart.facts)
-    program = Program(start.argv, start.cwd, start.environ, start.output)
+    program = _start(work, level.resume(work, restart.path, restart.facts))
     try:
         level.resumed(program, time.monotonic() + RESUME_S)
         code = program.wait(time.monotonic() + STAYS_S)
