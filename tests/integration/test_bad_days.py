@@ -337,6 +337,6 @@ def test_no_thread_for_a_drain_is_a_drain_for_later(
             ckpt.step()
             ckpt._entered().engine.wait(20)
     assert time.monotonic() - began < 30
-    assert 1 == len([r for r in recorded(root, "drain.failed") if "thread" in r["error"]])
+    assert 1 == len([r for r in recorded(root, "drain.failed") if "new thread" in r["error"]])
     assert 6 == RunDir(root).committed()[-1].step
     assert [] == left

@@ -288,7 +288,7 @@ def test_last_without_any_run(here: Here) -> None:
 
 # ── resume ────────────────────────────────────────────────────────────────────────────────
 FAKES = {
-    "sbatch": 'cat "$2" >>sbatch.log; echo $((100 + $(grep -c "^exec" sbatch.log)))',
+    "sbatch": 'cat "$2" >>sbatch.log; echo $((100 + $(grep -c "^run_link$" sbatch.log)))',
     "squeue": 'cat live 2>/dev/null || true',
     "scancel": 'echo "$@" >>scancel.log',
     "scontrol": 'echo PartitionName=gpu Default=YES MaxTime=UNLIMITED',

@@ -53,9 +53,8 @@ def test_a_script_is_rendered_from_another_directory(installed: Path, tmp_path: 
         [str(installed / "hpc-ckpt"), *words], cwd=tmp_path, capture_output=True, text=True
     )
     assert (0, "") == (done.returncode, done.stderr)
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith(f"exec {installed}/python")
-    assert "-I -m hpc_ckpt.chain.link" in last
+    assert f"exec {installed}/python -I -m hpc_ckpt.chain.link" in done.stdout
+    assert "run_link" == done.stdout.splitlines()[-1]
 
 
 def test_a_chain_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
