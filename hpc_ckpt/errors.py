@@ -11,6 +11,7 @@ HpcCkptError (1)
 │   ├── ManifestError           bytes that are not a manifest, or fields no manifest may have
 │   ├── HeaderError             bytes that are not a shard's header
 │   ├── NoCheckpoint            nothing there to load
+│   ├── BrokenOff               a look at every byte that was not finished
 │   └── RestoreMismatch         the program's objects do not fit the checkpoint
 ├── Fenced (1)                  a newer generation holds the run directory
 ├── ChainStopped (1)            a chain that must not go on by itself
@@ -97,6 +98,10 @@ class ManifestError(CheckpointError):
 
 class HeaderError(CheckpointError):
     """Bytes that are not a shard's header; says which rule they break."""
+
+
+class BrokenOff(CheckpointError):
+    """Somebody waits: what was being looked at says nothing."""
 
 
 class NoCheckpoint(CheckpointError):

@@ -25,6 +25,7 @@ from .errors import SpecError
 from .format.defects import Defect
 from .format.image import HEADER_CAP, ITEM_BITS, ImageLayout, lay_out
 from .format.manifest import CHUNK, Manifest, ShardRecord
+from .format.reading import never
 from .format.verify import OpenCheckpoint, Reader
 from .rundir import CheckpointKey
 from .tiers.base import Committed, Tier
@@ -120,9 +121,9 @@ class FaultyTier(DirectoryTier):
         self.meet("manifest")
         return super().manifest(key)
 
-    def verify(self, key: CheckpointKey) -> list[Defect]:
+    def verify(self, key: CheckpointKey, stop: Callable[[], bool] = never) -> list[Defect]:
         self.meet("verify")
-        return super().verify(key)
+        return super().verify(key, stop)
 
     def open(self, key: CheckpointKey) -> OpenCheckpoint:
         self.meet("open")

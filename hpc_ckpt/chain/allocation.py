@@ -90,7 +90,7 @@ class SlurmBackend:
         cause = of_state(state)
         return JobRecord(record.end, cause, f"sacct: {state}", certain=cause is Cause.CANCELLED)
 
-    def cancelled_members(self) -> list[str]:
+    def cancelled_members(self) -> list[tuple[str, int]]:
         """Members of this array that began and were cancelled; Slurm remembers them for a while."""
         if self.array is None:
             return []

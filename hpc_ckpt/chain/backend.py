@@ -58,6 +58,8 @@ class JobRecord:
     """The fatal signal follows within the kill wait."""
     certain: bool = False
     """Nothing that was said before outranks this: a preempted job can still be cancelled."""
+    restarted: bool = False
+    """It is on its way back into the queue."""
 
 
 class Backend(Protocol):
@@ -82,8 +84,8 @@ class Backend(Protocol):
     def look(self) -> JobRecord:
         """Ask the scheduler about this link's own job. Never raises: no answer is no fact."""
 
-    def cancelled_members(self) -> list[str]:
-        """Ids of this array's members that began and were cancelled."""
+    def cancelled_members(self) -> list[tuple[str, int]]:
+        """This array's members that began and were cancelled: id and number of restarts."""
 
     def explain(self, holder: Holder) -> JobRecord:
         """Ask how another link's job ended, while it is remembered. Never raises."""

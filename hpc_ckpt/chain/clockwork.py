@@ -26,6 +26,7 @@ log = logging.getLogger("hpc_ckpt.link")
 BACKSTOP_SHARE = 0.5
 """Of the runtime's own margin: its deadline save comes first, the backstop only if it did not."""
 LOOK_AHEAD_S = 20.0
+GRACE_SLACK_S = 2.0
 MEASURE_EVERY_S = 10.0
 
 
@@ -52,6 +53,7 @@ class Clockwork:
         self._backstop_pending = False
         self._looked_for: float | None = None
         self._budget_end: float | None = None
+        self._grace_end: float | None = None
         self._started = time.time()
         self._save_s: float | None = None
         self._measure_at = 0.0
@@ -110,9 +112,23 @@ class Clockwork:
             self._learn(self._backend.look())
 
     def _learn(self, record: JobRecord) -> None:
-        if record.cause is not None and (self.seen is None or record.certain):
+        if self._cancelled_in_grace(record):
+            self.seen = Finding(Cause.CANCELLED, record.said, certain=True)
+        elif record.cause is not None and (self.seen is None or record.certain):
             self.seen = Finding(record.cause, record.said, record.certain)
+        if record.cause is Cause.PREEMPTED and not record.ending:
+            self._grace_end = record.end
         self._publish(record)
+
+    def _cancelled_in_grace(self, record: JobRecord) -> bool:
+        """A preempted job that is being ended, but not requeued, before its grace is over."""
+        return (
+            record.cause is Cause.PREEMPTED
+            and record.ending
+            and not record.restarted
+            and self._grace_end is not None
+            and time.time() < self._grace_end - GRACE_SLACK_S
+        )
 
     def _end_by(self, cause: Cause) -> None:
         self.seen = self.seen or Finding(cause, "")

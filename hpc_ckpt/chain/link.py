@@ -32,7 +32,7 @@ from .allocation import SlurmBackend
 from .backend import Backend, Cause
 from .budget import budget_spent, links_left, reason_to_stop
 from .clockwork import Clockwork
-from .evidence import last_lines, tail
+from .evidence import Finding, last_lines, tail
 from .local import LocalBackend
 from .lookback import avoid_bad_hosts, cancelled_unseen, explain_last
 from .orders import HALT, Orders
@@ -57,7 +57,11 @@ class _ToldToStop(Exception):
 class LinkRunner:
     """One link, from lease to verdict."""
 
-    def __init__(self, rundir: RunDir, orders: Orders, backend: Backend) -> None:
+    def __init__(
+        self, rundir: RunDir, orders: Orders, backend: Backend, *, told: bool = False
+    ) -> None:
+        self._told = told
+        """It was told to stop before it was set up: its program is not started."""
         self._rundir = rundir
         self._orders = orders
         self._backend = backend
@@ -90,8 +94,13 @@ class LinkRunner:
             taken = self._take_lease()
         except _ToldToStop:
             log.info("told to stop while waiting for the lease; nothing was started")
-            self._halt_if_cancelled()
+            if not self._halt_if_cancelled():
+                self._succession.go_on()
             return EXIT_COMPLETE
+        except (RootError, OSError) as error:
+            if _by_storage(error):
+                self._succession.go_on()  # a later one may find it better
+            raise
         self._enter(taken.generation)
         phases.enter(self._rundir, taken.generation)
         try:
@@ -123,13 +132,15 @@ class LinkRunner:
             return f"the chain is halted: {halted}"
         return budget_spent(self._rundir, self._generation - 1, self._orders)
 
-    def _halt_if_cancelled(self) -> None:
+    def _halt_if_cancelled(self) -> bool:
         """It has no ledger of its own: the halt file tells the others."""
         record = self._backend.look()
         if record.cause is not None and self._orders.reaction(record.cause) == HALT:
             reason = f"{record.cause.value} before link {self._generation} began"
             self._write_halt(reason)
             self._succession.end()
+            return True
+        return False
 
     def _take_lease(self) -> lease.Lease:
         """A file system that is full or away for a while costs waiting, not the whole array."""
@@ -137,8 +148,8 @@ class LinkRunner:
         while True:
             try:
                 return self._acquire()
-            except RootError as error:
-                if not isinstance(error.__cause__, OSError) or time.monotonic() >= end:
+            except (RootError, OSError) as error:
+                if not _by_storage(error) or time.monotonic() >= end:
                     raise
                 log.warning("%s; tried again in %g s", error, STORAGE_RETRY_S)
                 self._sleep_unless_told(STORAGE_RETRY_S)
@@ -158,7 +169,7 @@ class LinkRunner:
 
     def _ends_with_the_last(self) -> bool:
         """Whether a link that could not say so itself was the last one."""
-        cancelled = cancelled_unseen(self._rundir, self._backend)
+        cancelled = cancelled_unseen(self._rundir, self._orders, self._backend)
         if cancelled is not None and self._orders.reaction(Cause.CANCELLED) == HALT:
             self._stop_chain(f"cancelled by the user: {cancelled}, before it began", [])
             return True
@@ -180,7 +191,7 @@ class LinkRunner:
     def _run_link(self) -> int:
         self._step_from = self._newest_step()
         self._clock.begin()
-        logs = self._logs()
+        logs = Logs.of(self._rundir, self._generation, self._batch_log())
         self._ledger.emit(
             Event.LINK_STARTED,
             generation=self._generation,
@@ -190,11 +201,13 @@ class LinkRunner:
             **vars(self._backend.holder()),
         )
         log.info("link %d: from step %d, %s", self._generation, self._step_from, self._left())
-        if self._clock.seen is not None:
-            cause = self._clock.seen.cause or Cause.STOPPED
+        if self._told:
+            self._clock.look_again()
+        if self._told or self._clock.seen is not None:
+            seen = self._clock.seen or Finding(Cause.STOPPED, "TERM")
             reason = "told to stop before the program was started"
-            said = (self._clock.seen.said,)
-            return self._finish(Verdict(Result.FAILED, cause, reason, evidence=said), None)
+            cause = seen.cause or Cause.STOPPED
+            return self._finish(Verdict(Result.FAILED, cause, reason, evidence=(seen.said,)), None)
         different = pinning.changed(self._orders.packages or {})
         if different is not None:
             return self._finish(Verdict(Result.FAILED, Cause.NOT_STARTED, different), None)
@@ -203,6 +216,9 @@ class LinkRunner:
             self._next_phase()
             verdict, code = self._run_command(logs)
         return self._finish(verdict, code)
+
+    def _batch_log(self) -> Path:
+        return self._orders.batch_logs / f"slurm-{self._backend.holder().job}.log"
 
     def _run_command(self, logs: Logs) -> tuple[Verdict, int | None]:
         try:
@@ -225,11 +241,6 @@ class LinkRunner:
         phases.complete(self._rundir, done, self._generation)
         self._orders = Orders.read(self._rundir)
         log.info("command %d is complete; the next one begins", done + 1)
-
-    def _logs(self) -> Logs:
-        program = self._rundir.log_file(self._generation)
-        batch = self._orders.batch_logs / f"slurm-{self._backend.holder().job}.log"
-        return Logs(program, batch, _size(program), _size(batch))
 
     def _wait_for(self, child: subprocess.Popen[bytes]) -> int:
         while True:
@@ -359,17 +370,15 @@ class LinkRunner:
         return f"{format_duration(max(0.0, self._clock.deadline - time.time()))} left"
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+def _by_storage(error: Exception) -> bool:
+    return isinstance(error, OSError) or isinstance(error.__cause__, OSError)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="hpc_ckpt.chain.link", description="Run one link.")
     parser.add_argument("--root", required=True, type=Path)
     parser.add_argument("--backend", required=True, choices=("slurm", "local"))
+    parser.add_argument("--told", action="store_true", help="TERM came while it was set up")
     parser.add_argument("--member", type=int, help="of the sweep in --root, by array index")
     parser.add_argument("--end-file", type=Path, help="local: where the end of the link is told")
     return parser.parse_args(argv)
@@ -394,7 +403,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rundir = RunDir(root)
         orders = Orders.read(rundir)
         signal.pthread_sigmask(signal.SIG_BLOCK, {orders.signal})
-        return LinkRunner(rundir, orders, _backend(arguments, orders)).run()
+        return LinkRunner(rundir, orders, _backend(arguments, orders), told=arguments.told).run()
     except HpcCkptError as error:
         log.error("%s", error)  # noqa: TRY400 - the message is the whole story
         return error.exit_code

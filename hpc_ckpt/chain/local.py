@@ -63,7 +63,7 @@ class LocalBackend:
         except (OSError, ValueError, KeyError, TypeError):
             return JobRecord()
 
-    def cancelled_members(self) -> list[str]:
+    def cancelled_members(self) -> list[tuple[str, int]]:
         return []
 
     def explain(self, holder: Holder) -> JobRecord:

@@ -34,11 +34,16 @@ def explain_last(
     return False
 
 
-def cancelled_unseen(rundir: RunDir, backend: Backend) -> str | None:
-    """A member that was cancelled before it could write anything down."""
+def cancelled_unseen(rundir: RunDir, orders: Orders, backend: Backend) -> str | None:
+    """An index that was cancelled before it could write anything down.
+
+    The other indices of a sweep's array are other chains.
+    """
+    if orders.member is not None:
+        return None
     holders = (lease.holder_of(rundir, generation) for generation in lease.generations(rundir))
-    known = {holder.job for holder in holders if holder is not None}
-    return next((job for job in backend.cancelled_members() if job not in known), None)
+    known = {(holder.job, holder.restarts) for holder in holders if holder is not None}
+    return next((job for job, n in backend.cancelled_members() if (job, n) not in known), None)
 
 
 def _write_down(

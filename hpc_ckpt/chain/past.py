@@ -142,14 +142,14 @@ def _all_records(rundir: RunDir) -> Iterable[dict[str, Any]]:
 
 
 _HOST_MAY_BE_BAD = frozenset({Cause.NODE_FAILURE, Cause.LOST, Cause.KILLED, Cause.NOT_STARTED})
+_HOST_IS_GONE = frozenset({Cause.NODE_FAILURE, Cause.LOST})
 RECENT_LINKS = 20
 """A host whose failures are further back is given another chance."""
 
 
 def bad_hosts(links: Sequence[PastLink], after: int) -> list[str]:
-    """Hosts on which so many recent links running failed, but never all hosts that are known:
-    a chain that may run nowhere would wait for ever."""
-    known = {link.host for link in links if link.host}
+    """Hosts on which so many recent links running failed, but only while another is known that
+    was not lost itself: a chain that may run nowhere would wait for ever."""
     by_host: dict[str, list[PastLink]] = {}
     for link in links[-RECENT_LINKS:]:
         if link.host:
@@ -157,7 +157,8 @@ def bad_hosts(links: Sequence[PastLink], after: int) -> list[str]:
     if not after:
         return []
     bad = [host for host, many in by_host.items() if _all_failed(many[-after:], after)]
-    return bad if len(bad) < len(known) else []
+    others = {link.host: link.cause for link in links if link.host and link.host not in bad}
+    return bad if any(cause not in _HOST_IS_GONE for cause in others.values()) else []
 
 
 def _all_failed(links: list[PastLink], after: int) -> bool:

@@ -114,6 +114,7 @@ def job_record(record: Mapping[str, str], restarts_before: int) -> JobRecord:
         said=_said(record),
         ending="COMPLETING" in state,
         certain=_is_cancelled(state),
+        restarted=_restarts(record) > restarts_before,
     )
 
 
@@ -150,11 +151,11 @@ def past_record(record: Mapping[str, str], restarts_then: int) -> JobRecord:
     )
 
 
-def cancelled_members(text: str) -> list[str]:
-    """Of `scontrol -o show job ARRAY`: those that had a node, as 812_3."""
+def cancelled_members(text: str) -> list[tuple[str, int]]:
+    """Of `scontrol -o show job ARRAY`: those that had a node, as (812_3, restarts)."""
     records = map(parse_record, text.splitlines())
     return [
-        f"{record['ArrayJobId']}_{record['ArrayTaskId']}"
+        (f"{record['ArrayJobId']}_{record['ArrayTaskId']}", _restarts(record))
         for record in records
         if _is_cancelled(record.get("JobState", ""))
         and record.get("NodeList", "(null)") not in ("", "(null)")

@@ -26,6 +26,8 @@ from .past import hosts_excluded, jobs_of
 log = logging.getLogger("hpc_ckpt.link")
 
 AWAY_RETRY_S = 5.0
+AWAY_PATIENCE_S = 3600.0
+"""An allocation that waits longer for an answer costs others more than it saves."""
 
 
 @dataclass
@@ -134,7 +136,10 @@ class Requeue(_OnSlurm):
     """One job, or one array member, that goes back into the queue after each link."""
 
     sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
     _asked: bool = False
+    _hosts: tuple[str, ...] | None = None
+    """What to exclude once it is in the queue: Slurm changes that of pending jobs only."""
 
     def prepare(self) -> bool:
         return True
@@ -143,12 +148,14 @@ class Requeue(_OnSlurm):
         """The last thing a link does: Slurm ends the job at once."""
         if self._asked or self.backend.job is None:
             return
+        end = self.clock() + AWAY_PATIENCE_S
         while not self._asked:
             try:
                 slurm.requeue(self.backend.job, self.backend.run)
                 self._asked = True
+                self._exclude(self.backend.job)
             except SchedulerError as error:
-                if not slurm.is_away(error):
+                if not slurm.is_away(error) or self.clock() >= end:
                     reason = f"requeue refused: {error.stderr}"
                     self.ledger.emit(Event.NOTHING_FOLLOWS, reason=reason)
                     log.warning("Slurm did not requeue this job: %s", error.stderr)
@@ -160,14 +167,16 @@ class Requeue(_OnSlurm):
         return []  # nothing waits behind it; a requeue by Slurm itself finds DONE or halt
 
     def avoid(self, hosts: Sequence[str]) -> bool:
-        if self.backend.job is None:
-            return False
+        self._hosts = tuple(hosts)
+        return self.backend.job is not None
+
+    def _exclude(self, job: str) -> None:
+        if self._hosts is None:
+            return
         try:
-            slurm.update_job(self.backend.job, self.backend.run, ExcNodeList=",".join(hosts))
+            slurm.update_job(job, self.backend.run, ExcNodeList=",".join(self._hosts))
         except SchedulerError as error:
-            log.warning("could not exclude %s: %s", ", ".join(hosts), error.stderr)
-            return False
-        return True
+            log.warning("could not exclude %s: %s", ", ".join(self._hosts), error.stderr)
 
 
 class InOneProcess:

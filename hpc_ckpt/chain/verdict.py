@@ -64,9 +64,22 @@ class Logs:
     batch_from: int = 0
     """Where this link's share begins: a requeued job goes on in the same file."""
 
+    @classmethod
+    def of(cls, rundir: RunDir, generation: int, batch: Path) -> Logs:
+        """From their present ends on."""
+        program = rundir.log_file(generation)
+        return cls(program, batch, _size(program), _size(batch))
+
     def texts(self) -> Iterable[str]:
         yield evidence.tail(self.program, self.program_from)
         yield evidence.tail(self.batch, self.batch_from)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def judge(

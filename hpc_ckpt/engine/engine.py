@@ -71,7 +71,10 @@ class Engine:
             lacking=partial(lacking, keep=publisher.keep) if publisher.keep.lasting else None,
             pace=lambda: Pace(BACKGROUND_RATE),
         )
-        self._steady = Steady() if origin is None else Steady(origin.set_apart, origin.shards)
+        self._steady = Steady()
+        if origin is not None and origin.tier is publisher.stack.first:
+            # What these refer to was read there; in another tier nobody has looked at it.
+            self._steady = Steady(origin.set_apart, origin.shards)
         self._newest = None if origin is None else origin.key
         if origin is not None:
             broken_in = [name for name, keys in origin.broken.items() if origin.key in keys]
@@ -267,6 +270,7 @@ class Engine:
         Of the time left, at most half is spent on somebody else's save.
         """
         bound = patience_s(self._times.save_s)
+        self._tidier.hurry()
         for order in self._under_way.settle(bound if left_s is None else min(bound, left_s / 2)):
             log.warning("%s", self._given_up(order))
 

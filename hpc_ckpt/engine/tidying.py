@@ -7,9 +7,10 @@ The rule of what to keep is tiers/retention.py's; nothing here can hurt the comm
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 
-from ..errors import CorruptCheckpoint, Fenced
+from ..errors import BrokenOff, CorruptCheckpoint, Fenced
 from ..events import Event, EventLog
 from ..lease import Lease
 from ..rundir import CheckpointKey
@@ -45,6 +46,7 @@ class Tidier:
         self._broken: dict[str, set[CheckpointKey]] = {}
         if origin is not None:
             self._broken = {tier: set(keys) for tier, keys in origin.broken.items()}
+        self._hurried = threading.Event()
         self._scrubber = Scrubber()
         self._swept: set[str] = set()
 
@@ -52,7 +54,13 @@ class Tidier:
         """A save failed there: what it could not clear away itself may be cleared later."""
         self._swept.discard(tier.name)
 
+    def hurry(self) -> None:
+        """Somebody waits for a save: a look at every byte of the last one is broken off, and what
+        it would have let go stays until the next commit."""
+        self._hurried.set()
+
     def tidy(self, tier: Tier, committed: Committed) -> None:
+        self._hurried.clear()
         broken = self._broken.setdefault(tier.name, set())
         broken.discard(committed.key)  # a whole copy has taken its place
         try:
@@ -72,6 +80,8 @@ class Tidier:
                 self._swept.add(tier.name)
         except Fenced as error:
             self._on_fenced(error)
+        except BrokenOff as error:
+            log.info("old checkpoints stay for now: %s", error)
         except Exception as error:  # noqa: BLE001 - the commit stands; the next one tidies again
             said = " ".join(f"{type(error).__name__}: {error}".split())
             self._events.emit(Event.RETENTION_FAILED, tier=tier.name, error=said)
@@ -91,7 +101,7 @@ class Tidier:
             self._verified[tier.name] = committed.key
 
     def _read_back(self, tier: Tier, committed: Committed) -> None:
-        defects = tier.verify(committed.key)
+        defects = tier.verify(committed.key, self._hurried.is_set)
         if not defects:
             return
         error = CorruptCheckpoint(committed.path, defects)

@@ -12,12 +12,13 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from .. import fsio
+from ..errors import BrokenOff
 from ..parallel import Row
 from .defects import Defect, DefectKind
 from .image import StoredLeaf
@@ -109,16 +110,32 @@ def _opened(
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────
-def read_shard(descriptor: int, record: ShardRecord, spans: Sequence[Span] = ()) -> list[Defect]:
+def never() -> bool:
+    return False
+
+
+def read_shard(
+    descriptor: int,
+    record: ShardRecord,
+    spans: Sequence[Span] = (),
+    stop: Callable[[], bool] = never,
+) -> list[Defect]:
     """Read and check every chunk; fill the spans, which are sorted, do not overlap, and may
     leave out what nobody wants. One defect for each chunk that differs: then nothing in the
-    spans may be used.
+    spans may be used. BrokenOff once `stop` says so.
     """
-    return _ShardRead(descriptor, record, spans).run()
+    return _ShardRead(descriptor, record, spans, stop).run()
 
 
 class _ShardRead:
-    def __init__(self, descriptor: int, record: ShardRecord, spans: Sequence[Span]) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        record: ShardRecord,
+        spans: Sequence[Span],
+        stop: Callable[[], bool],
+    ) -> None:
+        self._stop = stop
         self._descriptor = descriptor
         self._record = record
         self._spans = spans
@@ -133,6 +150,8 @@ class _ShardRead:
         return [defect for _, defect in sorted(self._defects.items())]
 
     def _chunk(self, number: int) -> None:
+        if self._stop():
+            raise BrokenOff(f"{self._record.place}: broken off at chunk {number}")
         start = number * self._record.chunk
         end = min(start + self._record.chunk, self._record.size)
         digester = Digester()

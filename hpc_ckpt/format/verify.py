@@ -8,7 +8,7 @@ each byte on the way. Neither writes, repairs or chooses between checkpoints.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from .reading import (
     Broken,
     Span,
     arenas,
+    never,
     read_into,
     read_shard,
     regular_file,
@@ -148,10 +149,11 @@ class Reader:
         return OpenCheckpoint(self.path, self.manifest, leaves)
 
 
-def verify(directory: Path) -> list[Defect]:
+def verify(directory: Path, stop: Callable[[], bool] = never) -> list[Defect]:
     """What is wrong with a checkpoint; empty means every invariant holds.
 
-    Never raises for bad content. Memory: a few pieces, whatever the size of the shards.
+    BrokenOff once `stop` says so; never raises for bad content. Memory: a few pieces, whatever
+    the size of the shards.
     """
     try:
         manifest = _load_manifest(directory)
@@ -160,7 +162,7 @@ def verify(directory: Path) -> list[Defect]:
     defects = _check_name(directory, manifest) + _stray_files(directory, manifest)
     headers: Headers = {}
     for record in manifest.shards:
-        found, headers[record.place] = _verify_shard(directory, record)
+        found, headers[record.place] = _verify_shard(directory, record, stop)
         defects += found
     return defects or _check_leaves(manifest, headers)
 
@@ -276,11 +278,11 @@ def _stray_files(directory: Path, manifest: Manifest) -> list[Defect]:
 
 # ── shards ────────────────────────────────────────────────────────────────────────────────
 def _verify_shard(
-    directory: Path, record: ShardRecord
+    directory: Path, record: ShardRecord, stop: Callable[[], bool] = never
 ) -> tuple[list[Defect], dict[str, StoredLeaf]]:
     try:
         with shard_file(directory, record) as descriptor:
-            defects = read_shard(descriptor, record)
+            defects = read_shard(descriptor, record, stop=stop)
             header = b"" if defects else _header_bytes(descriptor, record)
         return defects, {} if defects else _parse_header(header, record)
     except Broken as broken:

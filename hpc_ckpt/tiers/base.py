@@ -12,6 +12,7 @@ from typing import Protocol
 from ..format.defects import Defect
 from ..format.image import ImageLayout
 from ..format.manifest import Manifest, ShardRecord
+from ..format.reading import never
 from ..format.verify import OpenCheckpoint, Reader
 from ..rundir import CheckpointKey
 from .writing import Pace
@@ -88,8 +89,9 @@ class Tier(Protocol):
     def summary(self, key: CheckpointKey) -> Summary:
         """The same for those that ask often: read once, for a manifest never changes."""
 
-    def verify(self, key: CheckpointKey) -> list[Defect]:
-        """Reads every byte; empty means valid. Never raises for bad content."""
+    def verify(self, key: CheckpointKey, stop: Callable[[], bool] = never) -> list[Defect]:
+        """Reads every byte; empty means valid. Never raises for bad content; BrokenOff once
+        `stop` says so."""
 
     def open(self, key: CheckpointKey) -> OpenCheckpoint:
         """Raises CorruptCheckpoint, or NoCheckpoint if it went in the meantime."""

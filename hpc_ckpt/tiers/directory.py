@@ -12,13 +12,14 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .. import fsio
 from ..errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from ..format.defects import Defect
 from ..format.manifest import CHUNK, Manifest
+from ..format.reading import never
 from ..format.verify import (
     PIN_NAME,
     OpenCheckpoint,
@@ -90,8 +91,8 @@ class DirectoryTier:
         summary = Summary(manifest.metrics, manifest.holders)
         self._summaries[manifest.key] = (self._look(manifest.key), summary)
 
-    def verify(self, key: CheckpointKey) -> list[Defect]:
-        return verify(self.path_of(key))
+    def verify(self, key: CheckpointKey, stop: Callable[[], bool] = never) -> list[Defect]:
+        return verify(self.path_of(key), stop)
 
     def open(self, key: CheckpointKey) -> OpenCheckpoint:
         return open_verified(self.path_of(key))

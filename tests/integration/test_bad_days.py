@@ -17,6 +17,8 @@ import torch
 
 import hpc_ckpt
 from hpc_ckpt import Checkpointer, events, fsio
+from hpc_ckpt.errors import BrokenOff
+from hpc_ckpt.format.verify import verify as verify_checkpoint
 from hpc_ckpt.rundir import RunDir
 from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.staging import DirectoryStaging
@@ -189,7 +191,7 @@ def test_what_is_kept_is_read_once_in_a_while_and_not_at_every_save(
     """Reading takes from training what writing does."""
     read, real = [], DirectoryTier.verify
 
-    def verify(self: DirectoryTier, key: Any) -> Any:
+    def verify(self: DirectoryTier, key: Any, *stop: Any) -> Any:
         read.append(key.step)
         return real(self, key)
 
@@ -340,3 +342,63 @@ def test_no_thread_for_a_drain_is_a_drain_for_later(
     assert 1 == len([r for r in recorded(root, "drain.failed") if "new thread" in r["error"]])
     assert 6 == RunDir(root).committed()[-1].step
     assert [] == left
+
+
+def test_a_look_at_every_byte_gives_way_to_a_save_that_is_waited_for(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The final save must not wait for the reading of one that is committed already."""
+    looking = threading.Event()
+    broken_off: list[int] = []
+
+    def verify(self: DirectoryTier, key: Any, stop: Any) -> Any:
+        looking.set()
+        until = time.monotonic() + 20
+        while not stop():
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        broken_off.append(key.step)
+        raise BrokenOff("somebody waits")
+
+    monkeypatch.setattr(DirectoryTier, "verify", verify)
+    w = torch.zeros(10)
+    with killed(root, keep=1, w=w) as ckpt:
+        ckpt.step()
+        ckpt.save(wait=True)
+        w.fill_(1.0)
+        ckpt.step()
+        ckpt.save()
+        assert looking.wait(10)
+        w.fill_(9.0)
+        ckpt.step()
+        began = time.monotonic()
+        ckpt.save(wait=True)
+        assert time.monotonic() - began < 15
+    assert broken_off
+    assert 3 == RunDir(root).committed()[-1].step
+
+
+def test_what_was_read_elsewhere_is_not_referred_to_here(root: Path, tmp_path: Path) -> None:
+    """The copy of a holder in the fast tier may be the damaged one; nobody has looked at it."""
+    fast, frozen, w = tmp_path / "fast", torch.randn(2**20), torch.zeros(4)
+    tiers = [fast, "root"]
+    with killed(root, tiers=tiers, w=w, frozen=frozen) as ckpt:
+        for _ in range(5):
+            w.add_(1)
+            ckpt.step()
+            ckpt.save()
+            ckpt._entered().engine.wait(20)
+        ckpt._entered().engine._drainer.wait(20)
+    for shard in fast.rglob("rank-00000.1.safetensors"):
+        data = bytearray(shard.read_bytes())
+        data[-1] ^= 1
+        shard.write_bytes(data)
+    with killed(root, tiers=tiers, w=w, frozen=frozen) as ckpt:
+        assert ckpt.restored is not None and "root" == ckpt.restored.tier
+        w.add_(1)
+        ckpt.step()
+        ckpt.save()
+        ckpt._entered().engine.wait(20)
+        ckpt._entered().engine._drainer.wait(20)
+    (place,) = (path for path in fast.rglob("step-000000006-*") if path.is_dir())
+    assert [] == verify_checkpoint(place)

@@ -136,6 +136,12 @@ def test_a_chain_never_excludes_every_host_it_knows(past: Past) -> None:
     assert [] == bad_hosts(past_links(rundir, 0, 4), 2)
 
 
+def test_a_host_that_is_gone_is_no_alternative(past: Past) -> None:
+    """n1 failed as a node and may be down: n0, bad as it is, stays."""
+    rundir, _ = past(("killed", False), ("node failure", None), ("killed", False))
+    assert [] == bad_hosts(past_links(rundir, 0, 3), 2)
+
+
 def test_a_crash_after_progress_is_the_programs(past: Past) -> None:
     good = ("time limit", True)
     rundir, _ = past(("crashed", True), good, ("crashed", True), good)

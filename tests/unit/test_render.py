@@ -133,7 +133,7 @@ def test_golden_scripts_are_bash(path: Path) -> None:
     code = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     assert code[0].startswith("root=")
     assert code[5].startswith("trap '' USR")
-    assert ["trap run_link TERM", "run_link"] == [code[6], code[-1]]
+    assert ["trap 'run_link --told' TERM", "run_link"] == [code[6], code[-1]]
 
 
 # ── what cannot be rendered ───────────────────────────────────────────────────────────────

@@ -1,0 +1,128 @@
+"""What a new link finds out of those before it, from what Slurm still remembers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_ckpt.chain.allocation import SlurmBackend
+from hpc_ckpt.chain.backend import Cause, JobRecord
+from hpc_ckpt.chain.clockwork import Clockwork
+from hpc_ckpt.chain.lookback import cancelled_unseen
+from hpc_ckpt.chain.orders import MemberOrders, Orders
+from hpc_ckpt.chain.succession import Requeue
+from hpc_ckpt.errors import SchedulerError
+from hpc_ckpt.events import EventLog
+from hpc_ckpt.rundir import RunDir
+
+SHOWN = """\
+JobId=815 ArrayJobId=812 ArrayTaskId=3 JobState=CANCELLED Restarts=1 NodeList=n1
+JobId=816 ArrayJobId=812 ArrayTaskId=4 JobState=CANCELLED Restarts=0 NodeList=(null)
+JobId=817 ArrayJobId=812 ArrayTaskId=5 JobState=RUNNING Restarts=0 NodeList=n2
+"""
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    place = RunDir(tmp_path / "run")
+    place.create()
+    record = {
+        "argv": ["true"],
+        "cwd": "/",
+        "spec": {"chain": {"max_links": 9}},
+        "profile": {"signal": {"name": "USR1"}, "kill_wait": "5s"},
+    }
+    place.chain_file.write_text(json.dumps(record))
+    return place
+
+
+def backend(run: Any) -> SlurmBackend:
+    environ = {"SLURM_ARRAY_JOB_ID": "812", "SLURM_ARRAY_TASK_ID": "5", "SLURM_JOB_ID": "817"}
+    return SlurmBackend(environ, run=run)
+
+
+def test_an_index_cancelled_before_it_wrote_anything_is_found(rundir: RunDir) -> None:
+    """One that was still pending is only a token less; one that ended before is known."""
+    orders, asked = Orders.read(rundir), backend(lambda _: SHOWN)
+    assert "812_3" == cancelled_unseen(rundir, orders, asked)
+    held = {"job": "812_3", "restarts": 0}
+    (rundir.lease / "00000001").write_text(json.dumps(held))
+    assert "812_3" == cancelled_unseen(rundir, orders, asked)  # cancelled in its second run
+    (rundir.lease / "00000002").write_text(json.dumps({**held, "restarts": 1}))
+    assert cancelled_unseen(rundir, orders, asked) is None
+
+
+def test_other_members_of_a_sweep_are_other_chains(rundir: RunDir) -> None:
+    orders = replace(Orders.read(rundir), member=MemberOrders(5, "five", {}))
+    assert cancelled_unseen(rundir, orders, backend(lambda _: SHOWN)) is None
+
+
+def test_cancelled_in_the_grace_of_a_preemption_is_cancelled(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """scontrol says COMPLETING of both; a preemption ends with the grace, or is requeued."""
+    now = 1000.0
+    monkeypatch.setattr("time.time", lambda: now)
+    told: list[JobRecord] = []
+
+    class Told:
+        enforces_end = True
+
+        def look(self) -> JobRecord:
+            return told.pop(0)
+
+    grace = JobRecord(end=1010.0, cause=Cause.PREEMPTED, said="PreemptTime=1000")
+    ending = JobRecord(end=1004.0, cause=Cause.PREEMPTED, said="COMPLETING", ending=True)
+    for late, back, expected in (
+        (4.0, False, Cause.CANCELLED),
+        (4.0, True, Cause.PREEMPTED),
+        (9.5, False, Cause.PREEMPTED),
+    ):
+        now = 1000.0
+        log = EventLog(rundir.ledger_file(1))
+        clock = Clockwork(rundir, Orders.read(rundir), Told(), log, 1)  # type: ignore[arg-type] # a double
+        told += [grace, replace(ending, restarted=back)]
+        clock.ask_once("SIGTERM")
+        now += late
+        clock.look_again()
+        assert clock.seen is not None
+        assert expected is clock.seen.cause
+
+
+def test_hosts_are_excluded_once_the_job_is_in_the_queue(rundir: RunDir) -> None:
+    """Slurm changes them of pending jobs only; a controller that is away is waited for."""
+    asked: list[list[str]] = []
+    away = [SchedulerError(["scontrol"], 1, "Unable to contact slurm controller")]
+
+    def run(argv: Any) -> str:
+        asked.append(list(argv))
+        if away and argv[1] == "requeue":
+            raise away.pop()
+        return ""
+
+    log, slept = EventLog(rundir.ledger_file(1)), list[float]()
+    follow = Requeue(backend(run), rundir, Orders.read(rundir), log, lambda: 5, sleep=slept.append)
+    assert follow.avoid(["n1", "n2"])
+    assert [] == asked
+    follow.go_on()
+    assert ["requeue", "requeue", "update"] == [words[1] for words in asked]
+    assert "ExcNodeList=n1,n2" in asked[-1]
+    assert 1 == len(slept)
+
+
+def test_a_controller_that_stays_away_is_given_up(rundir: RunDir) -> None:
+    def run(argv: Any) -> str:
+        raise SchedulerError(argv, None, "no answer from the scheduler")
+
+    moments = iter(range(0, 100000, 1000))
+    log = EventLog(rundir.ledger_file(1))
+    follow = Requeue(
+        backend(run), rundir, Orders.read(rundir), log, lambda: 5,
+        sleep=lambda _: None, clock=lambda: float(next(moments)),
+    )  # fmt: skip
+    follow.go_on()
+    assert "chain.nothing_follows" in rundir.ledger_file(1).read_text()
