@@ -102,7 +102,9 @@ class LinkRunner:
                 self._succession.go_on()  # a later one may find it better
             raise
         self._enter(taken.generation)
-        phases.enter(self._rundir, taken.generation)
+        if self._orders.phases_left or self._rundir.is_entering_phase():
+            phases.catch_up(self._rundir, self._orders.phases_left, taken.generation)
+            self._orders = Orders.read(self._rundir)
         try:
             # The one before may have finished the work, or ended the chain, meanwhile.
             if self._is_over() or self._ends_with_the_last():
@@ -125,7 +127,7 @@ class LinkRunner:
         return True
 
     def _why_over(self) -> str | None:
-        if self._rundir.done() is not None:
+        if self._rundir.done() is not None and not self._orders.phases_left:
             return "the work is complete"
         halted = self._rundir.halted()
         if halted is not None:

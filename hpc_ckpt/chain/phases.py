@@ -9,6 +9,7 @@ Standard library only: the link runner asks it.
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import contextlib
 import shutil
 
 from ..rundir import RunDir
@@ -20,6 +21,13 @@ def complete(rundir: RunDir, phase: int, generation: int) -> None:
     enter(rundir, generation)
 
 
+def catch_up(rundir: RunDir, phases_left: int, generation: int) -> None:
+    """What a link that was killed between two commands had not done yet."""
+    enter(rundir, generation)
+    if phases_left and rundir.done() is not None:
+        complete(rundir, rundir.phase(), generation)
+
+
 def enter(rundir: RunDir, generation: int) -> None:
     """Finish what a link that was killed in complete() had begun; nothing otherwise."""
     if not rundir.is_entering_phase():
@@ -27,5 +35,8 @@ def enter(rundir: RunDir, generation: int) -> None:
     rundir.done_file.unlink(missing_ok=True)
     rundir.outcome_file(generation).unlink(missing_ok=True)
     rundir.levels_file.unlink(missing_ok=True)
-    shutil.rmtree(rundir.restarts, ignore_errors=True)
+    old = rundir.root / f".restarts-of-phase-{rundir.phase()}"
+    with contextlib.suppress(FileNotFoundError):
+        rundir.restarts.rename(old)  # the next command must not find any of them
+    shutil.rmtree(old, ignore_errors=True)
     rundir.write_phase(rundir.phase(), entering=False)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -121,7 +122,25 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
                 yield int(path.name), text.rpartition(")")[2].split()
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent is gone become children of this process, which can end them."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants() -> None:
+    """Whatever this process has started, and all that they have."""
+    for pid in tree_of(os.getpid())[1:]:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def _reset_signals() -> None:
+    # It must not outlive the steward: the next link would start a second one beside it.
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for number in _RESET:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -13,6 +13,9 @@ from ..rundir import RunDir, read_json
 
 log = logging.getLogger("hpc_ckpt.steward")
 
+TRIES = 2
+"""Links that may fail after the same restart before an older one is tried."""
+
 
 class Trials:
     """One file for the chain, control/levels.json; only the holder of the lease writes it."""
@@ -59,6 +62,14 @@ class Trials:
     def survived(self, name: str) -> bool:
         """Whether any restart of it was gone on from."""
         return name in self._of("survived")
+
+    def go_nowhere(self, restart: str) -> None:
+        """A link went on from it and failed before it had saved itself."""
+        known = self._of("nowhere")
+        self._note("nowhere", {**known, restart: int(known.get(restart) or 0) + 1})
+
+    def went_nowhere(self, restart: str) -> bool:
+        return int(self._of("nowhere").get(restart) or 0) >= TRIES
 
     def _once(self, key: str, name: str) -> None:
         if name not in self._of(key):

@@ -46,6 +46,10 @@ class Restart:
     facts: Mapping[str, Any]
 
 
+class _NoFile(OSError):
+    """Something else lies there."""
+
+
 class Staging:
     """A restart being made; nobody sees it before commit()."""
 
@@ -167,9 +171,10 @@ class Restarts:
         taken = [k for k in self.keys() if (k.generation, k.step) == (generation, step)]
         return CheckpointKey(generation, step, taken[-1].revision + 1 if taken else 0)
 
-    def retain(self, last: int) -> list[CheckpointKey]:
-        """Right after a commit: all but the newest `last`, and never fewer than two, go."""
-        surplus = self.keys()[: -max(last, LEAST_KEPT)]
+    def retain(self, last: int, level: str) -> list[CheckpointKey]:
+        """Right after a commit: of this level all but the newest `last`, at least two, go."""
+        own = [key for key in self.keys() if self._level_of(key) == level]
+        surplus = own[: -max(last, LEAST_KEPT)]
         for key in surplus:
             self._remove(key)
         return surplus
@@ -181,6 +186,12 @@ class Restarts:
             if match is not None and int(match[1]) < generation:
                 with contextlib.suppress(OSError):
                     fsio.delete_tree(self.place / name)
+
+    def _level_of(self, key: CheckpointKey) -> str | None:
+        try:
+            return str(_unseal(self.path_of(key))["level"])
+        except (CorruptCheckpoint, OSError):
+            return None
 
     def _remove(self, key: CheckpointKey) -> None:
         trash = self.place / f".trash-g{key.generation:08d}-{fsio.unique_suffix()}"
@@ -212,7 +223,9 @@ def _unseal(place: Path) -> dict[str, Any]:
         if found["format"] != FORMAT:
             detail = f"manifest: format {found['format']} is not known; upgrade hpc_ckpt"
             raise CorruptCheckpoint(place, [detail])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except FileNotFoundError as error:
+        raise CorruptCheckpoint(place, [f"manifest: {error.strerror}"]) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpoint(place, [f"manifest: {error!r}"]) from None
     return dict(found)
 
@@ -227,7 +240,7 @@ def _problems(place: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
             continue
         try:
             found = _record(place / name, place)
-        except OSError as error:
+        except (FileNotFoundError, NotADirectoryError, _NoFile) as error:
             yield f"{name}: {error.strerror}"
             continue
         for field in ("link", "size", "digest"):
@@ -249,7 +262,7 @@ def _record(path: Path, place: Path) -> dict[str, Any]:
     if stat.S_ISLNK(info.st_mode):
         return {"name": name, "link": str(path.readlink()), "size": 0, "digest": None}
     if not stat.S_ISREG(info.st_mode):
-        raise OSError(0, "neither a file nor a link")
+        raise _NoFile(0, "neither a file nor a link")
     digester = Digester()
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:

@@ -21,6 +21,7 @@ from ..events import EventLog
 from ..rundir import RunDir, phase_of
 from ..settings import resolve
 from .base import Work
+from .program import adopt_orphans, end_descendants
 from .stewardship import Steward
 
 log = logging.getLogger("hpc_ckpt.steward")
@@ -44,11 +45,14 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the notice file tells
     logging.basicConfig(level=logging.INFO, format="hpc-ckpt: %(message)s", stream=sys.stderr)
     environ = dict(os.environ)
+    adopt_orphans()
     try:
         return _run(environ)
     except HpcCkptError as error:
         log.critical("%s", error)
         return error.exit_code
+    finally:
+        end_descendants()
 
 
 def _run(environ: Mapping[str, str]) -> int:

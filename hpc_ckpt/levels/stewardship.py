@@ -27,7 +27,17 @@ from ..rundir import (
     write_outcome,
 )
 from ..settings import Settings, margin
-from .base import Level, Moment, NothingNew, ResumeFailed, SaveFailed, Start, StartFailed, Work
+from .base import (
+    Kind,
+    Level,
+    Moment,
+    NothingNew,
+    ResumeFailed,
+    SaveFailed,
+    Start,
+    StartFailed,
+    Work,
+)
 from .program import Program
 from .record import Trials
 from .relay import Relay
@@ -41,6 +51,8 @@ LEAD_SHARE = 0.4
 SAVE_FACTOR = 1.5
 """The next save may be slower than any yet seen."""
 INTERVAL_S = 600.0
+SETTLED_S = 2.0
+"""Before that a save may fail because the program has hardly begun."""
 RESUME_S = 120.0
 """A program that is not back after this long will not come back; longer for large restarts."""
 SLOW_READ = 50 * 1024**2
@@ -83,24 +95,42 @@ class Steward:
         self._stall_s = 0.0
         self._tried_at = time.monotonic()
         self._relay: Relay | None = None
+        self._began_from: str | None = None
+        """The restart this link went on from, until it has saved itself."""
 
     def run(self) -> int:
         """The exit code of the link's program."""
         self._restarts.sweep(self._lease.generation)
+        try:
+            return self._by_levels()
+        except ResumeFailed as failure:
+            return self._leave(Result.FAILED, self._step(), str(failure))
+        except OSError as error:
+            return self._leave(Result.FAILED, None, f"restarts cannot be read now: {error}")
+
+    def _by_levels(self) -> int:
+        owner = self._owner()
         for level in self._levels:
-            why = self._trials.failed(level.name) or level.probe(self._work)
+            failed = self._trials.failed(level.name)
+            why = failed or level.probe(self._work)
             if why is not None:
                 self._trials.reject(level.name, why)
+                if level.name == owner and failed is None:
+                    # Another node may do; any other level would begin anew.
+                    raise ResumeFailed(f"the work was saved by {owner}, which says no here: {why}")
                 continue
             try:
                 return self._with(level)
             except (LevelFailed, StartFailed) as failure:
                 self._trials.fail(level.name, str(failure))
-            except ResumeFailed as failure:
-                return self._leave(Result.FAILED, self._step(), str(failure))
             finally:
                 level.close()
         return self._leave(Result.FAILED, None, "no level is left to run the program with")
+
+    def _owner(self) -> str | None:
+        """Whose restart the work is in."""
+        made = [one["level"] for one in self._restarts.told()]
+        return next((n for n in reversed(made) if self._trials.failed(str(n)) is None), None)
 
     # ── one level ─────────────────────────────────────────────────────────────────────────
     def _with(self, level: Level) -> int:
@@ -127,6 +157,9 @@ class Steward:
             log.warning("skipped %s: %s", key.directory_name, why)
 
         for restart in self._restarts.newest(level.name, skip):
+            if self._trials.went_nowhere(restart.key.directory_name):
+                skip(restart.key, "links that went on from it failed")
+                continue
             began = time.monotonic()
             try:
                 program = self._resume(level, restart)
@@ -143,10 +176,14 @@ class Steward:
                 seconds=round(time.monotonic() - began, 3),
             )
             return program
-        if refused:
+        if skipped:
             why = "no restart of it could be gone on from: " + "; ".join(skipped)
-            # It worked before: another node may do, and to begin anew would lose everything.
-            raise ResumeFailed(why) if self._trials.survived(level.name) else LevelFailed(why)
+            if refused and not self._trials.survived(level.name):
+                raise LevelFailed(why)
+            # Another node may do, and to begin anew would lose everything.
+            raise ResumeFailed(f"{why}; remove {self._restarts.place} to begin anew")
+        if self._restarts.keys():
+            log.warning("BEGINS ANEW: what other levels saved cannot be gone on from")
         self._events.emit(Event.STARTED_FRESH, skipped=skipped)
         return self._start(level.first(self._work))
 
@@ -159,6 +196,7 @@ class Steward:
             program.end()
             raise
         self._trials.survive(level.name)
+        self._began_from = restart.key.directory_name
         return program
 
     def _start(self, start: Start) -> Program:
@@ -241,6 +279,7 @@ class Steward:
         self._save_s = time.monotonic() - began
         self._stall_s += self._save_s
         self._trials.save(level.name)
+        self._began_from = None
         self._events.emit(
             Event.COMMITTED,
             step=restart.key.step,
@@ -251,7 +290,7 @@ class Steward:
             save_s=round(self._save_s, 3),
             training_s=self._working_s(),
         )
-        for key in self._restarts.retain(self._keep):
+        for key in self._restarts.retain(self._keep, level.name):
             self._events.emit(Event.REMOVED, checkpoint=key.directory_name, tier="restarts")
         return restart
 
@@ -276,7 +315,9 @@ class Steward:
             return
         if program.poll() is not None:
             raise LevelFailed(f"its first save failed and ended the program: {error}")
-        self._trials.fail(level.name, f"its first save failed: {error}")
+        passing = isinstance(error, OSError) or getattr(error, "passing", False)
+        if not passing and time.time() - self._entered >= SETTLED_S:
+            self._trials.fail(level.name, f"its first save failed: {error}")
 
     # ── the end ───────────────────────────────────────────────────────────────────────────
     def _end_link(self, level: Level, program: Program, why: str) -> int:
@@ -287,6 +328,8 @@ class Steward:
         if code is not None and self._is_complete(level, code):
             return self._complete()
         newest = self._newest()
+        if newest is None and why.startswith("deadline") and level.kind is not Kind.PLAIN:
+            self._trials.fail(level.name, "nothing was saved in a whole link")
         if newest is None:
             return self._leave(Result.SAVED, 0, f"{why}; nothing could be saved")
         return self._leave(Result.SAVED, newest.step, why)
@@ -310,6 +353,8 @@ class Steward:
         return self._leave(Result.FAILED, self._step(), _said(code))
 
     def _is_complete(self, level: Level, code: int) -> bool:
+        if code != EXIT_COMPLETE:
+            return False  # whatever its files look like: they may be of an earlier run
         complete = level.is_complete(self._work, code)
         return code == EXIT_COMPLETE if complete is None else complete
 
@@ -321,6 +366,8 @@ class Steward:
 
     def _leave(self, result: Result, step: int | None, reason: str) -> int:
         generation = self._lease.generation
+        if result is Result.FAILED and self._began_from is not None:
+            self._trials.go_nowhere(self._began_from)
         self._events.emit(
             Event.ENDED,
             step=self._step(),

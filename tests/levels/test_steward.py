@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -14,7 +15,16 @@ import pytest
 from hpc_ckpt import events, fsio, lease
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog
-from hpc_ckpt.levels.base import Kind, Moment, ResumeFailed, Saved, SaveFailed, Start, Work
+from hpc_ckpt.levels.base import (
+    Kind,
+    Moment,
+    NothingNew,
+    ResumeFailed,
+    Saved,
+    SaveFailed,
+    Start,
+    Work,
+)
 from hpc_ckpt.levels.plain import Plain
 from hpc_ckpt.levels.program import Program
 from hpc_ckpt.levels.restarts import Restarts, copy_in, put_back
@@ -46,6 +56,7 @@ class Copying:
         self.saves = saves
         self.resumes = resumes
         self.refuses: str | None = None
+        self.saves_after_end = True
         self.closed = 0
 
     def probe(self, work: Work) -> str | None:
@@ -69,6 +80,8 @@ class Copying:
             raise SaveFailed("broken on purpose")
 
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
+        if program.poll() is not None and not self.saves_after_end:
+            raise NothingNew("it has ended")
         copy_in(self._cwd / "state", into / "state")
         return Saved(step=int((into / "state").read_text()))
 
@@ -286,3 +299,111 @@ def test_nothing_of_the_tree_outlives_the_link(case: Case) -> None:
     pid = int((case.cwd / "pid").read_text())
     stat = Path(f"/proc/{pid}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_a_level_that_holds_the_work_and_says_no_here_fails_the_link(case: Case) -> None:
+    """Any other would begin anew; on another node it may say yes."""
+    owner, other = Copying("owner").at(case.cwd), Copying("other").at(case.cwd)
+    link = case.link(owner, other)
+    case.notice_after(0.8)
+    link.run()
+    (key,) = case.restarts.keys()
+    owner.refuses = "not installed on this node"
+    assert EXIT_FAILED == case.link(owner, other).run()
+    assert "started_fresh" not in case.names()
+    assert [key] == case.restarts.keys()
+    owner.refuses = None
+    link = case.link(owner, other, argv=(str(key.step + 2),))
+    assert EXIT_COMPLETE == link.run()
+    assert "restored" in case.names()
+
+
+def test_restarts_that_are_all_damaged_are_not_begun_anew_over(case: Case) -> None:
+    level = Copying().at(case.cwd)
+    link = case.link(level)
+    case.notice_after(0.6)
+    link.run()
+    (key,) = case.restarts.keys()
+    os.truncate(case.restarts.path_of(key) / "files/state", 0)
+    assert EXIT_FAILED == case.link(level).run()
+    assert "started_fresh" not in case.names()
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None and "to begin anew" in outcome.reason
+
+
+def test_a_disk_that_cannot_be_read_now_is_not_damage(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    level = Copying().at(case.cwd)
+    link = case.link(level)
+    case.notice_after(0.6)
+    link.run()
+    before = case.restarts.keys()
+    real = Path.read_bytes
+
+    def failing(self: Path) -> bytes:
+        if self.name == "MANIFEST.json":
+            raise OSError(5, "Input/output error")
+        return real(self)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    assert EXIT_FAILED == case.link(level).run()
+    monkeypatch.undo()
+    assert before == case.restarts.keys()
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None and "cannot be read now" in outcome.reason
+
+
+def test_a_restart_that_links_fail_after_is_left_for_the_one_before(case: Case) -> None:
+    level = Copying().at(case.cwd)
+    for _ in range(2):
+        link = case.link(level)
+        case.notice_after(0.6)
+        link.run()
+    older, newer = case.restarts.keys()
+    crash = (sys.executable, "-c", "import time; time.sleep(0.3); raise SystemExit(3)")
+    for _ in range(2):
+        level.saves_after_end = False
+        assert EXIT_FAILED == case.link(level, argv=crash).run()
+    assert EXIT_COMPLETE == case.link(level, argv=(str(older.step + 1),)).run()
+    restored = list(events.read(case.rundir.events_file(case.generation, "here")))
+    found = next(r for r in restored if r["event"] == "restored")
+    assert older.directory_name == found["checkpoint"]
+    assert newer.directory_name in found["skipped"][0]
+
+
+def test_a_code_that_is_not_0_never_completes(case: Case) -> None:
+    class Sure(Copying):
+        def is_complete(self, work: Work, code: int) -> bool | None:
+            return True
+
+    level = Sure().at(case.cwd)
+    (case.cwd / "state").write_text("7")
+    link = case.link(level, argv=(sys.executable, "-c", "raise SystemExit(1)"))
+    assert EXIT_FAILED == link.run()
+    assert case.rundir.done() is None
+
+
+def test_the_program_does_not_outlive_a_steward_that_is_killed(tmp_path: Path) -> None:
+    """The next link would start a second one beside it."""
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from hpc_ckpt.levels.program import Program\n"
+        "p = Program(['sleep', '1000'], Path('.'), os.environ)\n"
+        "Path(sys.argv[1]).write_text(str(p.pid))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "pid")], check=False)
+    pid = int((tmp_path / "pid").read_text())
+    until = time.monotonic() + 10
+    while _lives(pid):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
