@@ -51,6 +51,7 @@ class Application:
         self.lead_s = _lead(recipe)
         self._asked: Mapping[str, Any] | None = None
         self._asked_file: Path | None = None
+        self._asked_to_stop = False
         self._tried_in_place = False
 
     def probe(self, work: Work) -> str | None:
@@ -93,7 +94,7 @@ class Application:
 
     def resumed(self, program: Program, until: float) -> None:
         code = program.wait(min(until, time.monotonic() + WATCH_S))
-        if code is not None and code > 0 and code != EXIT_SAVED and not self._done(code):
+        if code is not None and code > 0 and code != EXIT_SAVED:
             raise ResumeFailed(f"the program ended at once with code {code}")
 
     def _open(self, work: Work) -> Invocation:
@@ -183,6 +184,7 @@ class Application:
         if program.poll() is not None or not request.asks or (request.stops and not moment.last):
             return
         self._asked = self._collector.stamps()
+        self._asked_to_stop = request.stops or moment.last
         if request.signal is not None:
             for pid in self._addressees(program):
                 with contextlib.suppress(ProcessLookupError):
@@ -255,18 +257,16 @@ class Application:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
-        return self._done(code)
-
-    def _done(self, code: int) -> bool:
-        return any(self._evidence.complete(t, code, self._before) for t in self._recipe.complete)
+        """Code 0 of a program that was asked to end says only that it did."""
+        tests = [t for t in self._recipe.complete if not (t.is_code_alone and self._asked_to_stop)]
+        return any(self._evidence.complete(test, code, self._before) for test in tests)
 
     def _final_stamps(self) -> dict[str, list[int]]:
         """Of the files that will show the end, as they were before anything ran."""
         found = {}
         for test in self._recipe.complete:
-            for text in (test.file, test.where):
-                path = None if text is None else self._values.path(text)
-                now = None if path is None else stamp(path)
+            for path in self._evidence.shown_by(test):
+                now = stamp(path)
                 if now is not None:
                     found[str(path)] = list(now)
         return found

@@ -349,6 +349,11 @@ class Test:
     step: Number | None = None
     target: Number | None = None
     exit_code: int | None = None
+    """Only 0: with another code nothing is done."""
+
+    @property
+    def is_code_alone(self) -> bool:
+        return self.file is None and self.where is None and self.step is None
 
     @classmethod
     def parse(cls, value: object, where: str) -> Test:
@@ -372,9 +377,9 @@ class Test:
 
 
 def _code(value: object) -> int:
-    if not str(value).isdecimal():
-        raise ValueError(f"{value!r} is not an exit code; write 0")
-    return int(str(value))
+    if str(value) != "0":
+        raise ValueError(f"{value!r} is not an exit code that says that all is done; write 0")
+    return 0
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,12 @@ def test_a_chain_by_the_command_line_survives_a_kill(count: Path, tmp_path: Path
     [
         ({"file": "out"}, "touch x", False),
         ({"file": "out"}, "echo 1 > out", True),
-        ({"file": "out"}, "echo 1 > out; exit 3", True),
+        ({"file": "out"}, "echo 1 > out; exit 3", False),
+        ({"step": {"file": "stale", "regex": r"(\d+)"}, "target": 5}, "true", False),
+        ({"step": {"file": "stale", "regex": r"(\d+)"}, "target": 5}, "echo 5 >> stale", True),
+        ({"step": {"command": "cat stale", "regex": r"(\d+)"}, "target": 5}, "true", False),
+        ({"step": {"command": "cat stale", "regex": r"(\d+)"}, "target": 5}, "echo >> stale", True),
+        ({"step": {"count": "s*e"}, "target": 1}, "true", False),
         ({"file": "out", "exit_code": 0}, "echo 1 > out; exit 3", False),
         ({"file": "stale"}, "true", False),
         ({"file": "stale"}, "echo more >> stale", True),
@@ -253,6 +258,63 @@ def test_code_0_without_an_end_and_without_a_file_is_a_failure(case: Case) -> No
     level = case.level({"name": "t", "restart": "r", "complete": {"file": "out"}})
     assert EXIT_FAILED == case.link(level, "true")
     assert "nothing was saved" in case.said()
+
+
+def test_code_0_of_a_program_that_was_asked_to_stop_proves_nothing(case: Case) -> None:
+    """It saves and leaves at 28 of 1000; what ends by itself with code 0 is complete."""
+    recipe = {
+        "name": "t",
+        "restart": "r",
+        "save": {"file": "STOP", "stops": "true", "lead": "5s"},
+        "complete": {"exit_code": 0},
+    }
+    script = "while [ ! -e STOP ]; do sleep 0.05; done; echo 28 > r"
+    code = case.link(case.level(recipe), "bash", "-c", script, notice_s=0.5)
+    assert (EXIT_SAVED, "notice: test") == (code, case.said())
+    assert EXIT_COMPLETE == case.link(case.level(recipe), "bash", "-c", "true")
+
+
+LAMMPS_LOG = """LAMMPS (29 Sep 2021)
+run 500 upto
+     500  1.5 -4.7
+run 200000 upto
+   11000  1.5 -4.7
+{}Loop time of 5.0
+Total wall time: 0:00:05
+"""
+LIMIT = "WARNING: Wall time limit reached (src/timer.cpp:238)\n"
+NORMAL, ERROR = " Normal termination of Gaussian 16\n", " Error termination via Lnk1e\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "log", "text", "code", "complete"),
+    [
+        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(LIMIT), 0, False),
+        ("lmp -var n 5 -in in.lj", "log.lammps", LAMMPS_LOG.format(LIMIT), 0, False),
+        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(""), 0, True),
+        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(""), 1, False),
+        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(LIMIT) + LAMMPS_LOG.format(""), 0, True),
+        ("g16 mol.com", "mol.log", NORMAL + ERROR, 1, False),
+        ("g16 mol.com", "mol.log", NORMAL + ERROR, 0, False),
+        ("g16 mol.com", "mol.log", NORMAL, 0, True),
+    ],
+)
+def test_the_end_by_the_logs_of_programs(
+    case: Case, command: str, log: str, text: str, code: int, complete: bool
+) -> None:
+    (case.cwd / "in.lj").write_text("restart 9 ck.a ck.b\nrun 500 upto\nrun 200000 upto\n")
+    (case.cwd / "mol.com").write_text("%chk=mol\n# opt\n")
+    level = Application(recipe_of("lammps" if "lmp" in command else "gaussian", SHIPPED, case.cwd))
+    work = case.work(*command.split())
+    level.first(work)
+    (case.cwd / log).write_text(text)
+    assert complete is level.is_complete(work, code)
+
+
+def test_gaussian_steps_that_a_restart_would_lose_are_refused(case: Case) -> None:
+    (case.cwd / "mol.com").write_text("%chk=mol\n# opt\n\n--Link1--\n%chk=mol\n# freq\n")
+    level = Application(recipe_of("gaussian", SHIPPED, case.cwd))
+    assert "does not show {chk}" in (level.probe(case.work("g16", "mol.com")) or "")
 
 
 # ── files in every bad state ──────────────────────────────────────────────────────────────

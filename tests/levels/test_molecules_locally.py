@@ -87,6 +87,22 @@ def test_gromacs_is_complete_by_its_steps_alone(tmp_path: Path) -> None:
     assert steps == sorted(steps)
 
 
+@pytest.mark.parametrize("code", ["1", "0"])
+def test_what_an_earlier_run_of_gromacs_left_completes_nothing(tmp_path: Path, code: str) -> None:
+    """Its .cpt is at nsteps, its log says so; this run finds no .tpr and dies."""
+    require("gmx")
+    argon(tmp_path, 100)
+    run = ["gmx", "mdrun", "-deffnm", "prod", "-nt", "1"]
+    subprocess.run(run, cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "prod.tpr").unlink()
+    command = f"gmx mdrun -deffnm prod -nt 1 > out.txt 2>&1 || exit {code}"
+    spec = {"command": command, "root": "run", "recipe": "gromacs", "chain": {"max_links": "2"}}
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    assert 0 != _cli(tmp_path, "run", "spec.yaml").returncode
+    told = json.loads(_cli(tmp_path, "status", "run", "--json").stdout)
+    assert "complete" != told["state"]
+
+
 def test_gromacs_that_stops_by_its_own_clock_goes_on(tmp_path: Path) -> None:
     """Code 0 before the work is done means saved, not complete."""
     require("gmx")
