@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import EXIT_SAVED
 from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
-from .collecting import Collector, put_all_back
+from .collecting import Beginning, Collector, put_all_back
 from .evidence import Evidence, stamp
 from .ingredients import Edit, Rewrite
 from .invocation import Invocation, named
@@ -74,9 +74,20 @@ class Application:
 
     # ── beginning ─────────────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:
+        """Not from the beginning where an earlier link, killed before any save, left its files."""
         call = self._open(work)
+        begun = Beginning(self.name, work)
+        if begun.is_known:
+            self._before = begun.results
+            name = self._collector.left_since(begun)
+            if name is not None:
+                log.warning("nothing is saved, but %s is of this chain: goes on from it", name)
+                self._collector.seen_then(begun)
+                return self._start(work, call, self._recipe.resume, {"restart": name})
+        else:
+            self._before = self._final_stamps()
+            begun.note(self._collector.stamps(), self._before)
         self._collector.seen_now()
-        self._before = self._final_stamps()
         return self._start(work, call, self._recipe.first, {})
 
     def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
@@ -261,9 +272,9 @@ class Application:
         tests = [t for t in self._recipe.complete if not (t.is_code_alone and self._asked_to_stop)]
         return any(self._evidence.complete(test, code, self._before) for test in tests)
 
-    def _final_stamps(self) -> dict[str, list[int]]:
+    def _final_stamps(self) -> dict[str, Sequence[int]]:
         """Of the files that will show the end, as they were before anything ran."""
-        found = {}
+        found: dict[str, Sequence[int]] = {}
         for test in self._recipe.complete:
             for path in self._evidence.shown_by(test):
                 now = stamp(path)

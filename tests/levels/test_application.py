@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,8 @@ class Case:
         return Application(recipe_of({**recipe, **change}, SHIPPED, self.cwd))
 
     def work(self, *argv: str) -> Work:
-        return Work(argv=argv, cwd=self.cwd, environ=dict(os.environ))
+        kept = self.rundir.logs
+        return Work(argv=argv, cwd=self.cwd, environ=dict(os.environ), kept=kept)
 
     def link(
         self,
@@ -86,7 +89,7 @@ class Case:
         if deadline_s is not None:
             self.rundir.write_deadline(self.generation, time.time() + deadline_s)
             path = str(self.rundir.deadline_file(self.generation))
-            work = Work(argv=argv, cwd=self.cwd, environ={**os.environ, ENV_DEADLINE: path})
+            work = replace(work, environ={**os.environ, ENV_DEADLINE: path})
         log = EventLog(self.rundir.events_file(self.generation, "here"))
         settings = Settings(policy=EveryTime(interval_s))
         steward = Steward(self.rundir, self.generation, work, [level], settings, log)
@@ -517,6 +520,62 @@ def test_a_newer_file_that_the_program_refuses_is_not_tried_twice(case: Case) ->
         time.sleep(0.01)
     (case.cwd / "new.rst").write_text("bad END")
     assert EXIT_COMPLETE == case.link(case.level(recipe), "bash", "program")
+
+
+@pytest.mark.parametrize("pick", ["newest", "all"])
+def test_a_full_disk_is_a_failed_save(
+    case: Case, tmp_path: Path, pick: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    level = opened(case, restart={"files": "*.rst", "pick": pick})
+    (case.cwd / "a.rst").write_text("1")
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(collecting, "copy_in", full)
+    with pytest.raises(SaveFailed, match="No space left"):
+        collect(level, tmp_path / "1")
+
+
+LEFT: dict[str, Any] = {
+    "name": "t",
+    "restart": "*.rst",
+    "sane": {"ends": "END"},
+    "resume": {"append": ["--from {restart}"]},
+    "complete": {"file": "out"},
+}
+
+
+def test_what_a_link_left_before_any_save_is_gone_on_from(case: Case, tmp_path: Path) -> None:
+    """To begin anew would write over the only copy."""
+    put(case.cwd / "old.rst", "of another run END", 1000)
+    (case.cwd / "out").write_text("of another run")
+    work = case.work("program")
+    assert ("program",) == case.level(LEFT).first(work).argv
+    assert ("program",) == case.level(LEFT).first(work).argv  # nothing but what was there before
+    put(case.cwd / "a.rst", "1 END", 2000)
+    put(case.cwd / "b.rst", "2 E", 3000)
+    level = case.level(LEFT)
+    assert ("program", "--from", "a.rst") == level.first(work).argv
+    assert ["a.rst"] == collect(level, tmp_path / "1")
+    assert not level.is_complete(work, 0)  # out is still the old one
+
+
+def test_what_the_program_never_takes_is_not_tried_for_ever(case: Case) -> None:
+    work = case.work("program")
+    case.level(LEFT).first(work)
+    put(case.cwd / "a.rst", "1 END", 2000)
+    tried = [len(case.level(LEFT).first(work).argv) for _ in range(collecting.TRIES + 1)]
+    assert [3] * collecting.TRIES + [1] == tried
+
+
+def test_files_of_two_moments_are_not_gone_on_from_without_a_save(case: Case) -> None:
+    recipe = {**LEFT, "restart": {"files": "*.rst", "pick": "all"}}
+    work = case.work("program")
+    case.level(recipe).first(work)
+    put(case.cwd / "a.rst", "1 END", 2000)
+    put(case.cwd / "b.rst", "1 END", 3000)
+    assert ("program",) == case.level(recipe).first(work).argv
 
 
 # ── requests ──────────────────────────────────────────────────────────────────────────────

@@ -165,6 +165,28 @@ def test_what_was_written_after_the_last_save_is_not_lost(tmp_path: Path) -> Non
     assert "complete" == status["state"]
 
 
+def test_a_link_of_lammps_killed_before_any_save_is_not_lost(tmp_path: Path) -> None:
+    require("lmp")
+    reference = uninterrupted(tmp_path / "whole", STEPS)
+    lennard_jones(tmp_path, STEPS)
+
+    def strike() -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not (tmp_path / "ck.b").exists():
+            time.sleep(0.02)
+        kill(tmp_path, "lmp", "in.lj")
+
+    striking = threading.Thread(target=strike)
+    striking.start()
+    status = chain(tmp_path, "lmp -in in.lj", "lammps", "60s", checkpoint={"policy": "every 10m"})
+    striking.join()
+    assert "complete" == status["state"]
+    assert "nothing is saved, but ck." in logs(tmp_path)
+    steps = list(thermo((tmp_path / "log.lammps").read_text()))
+    assert min(steps) > 0
+    assert reference == thermo(logs(tmp_path))
+
+
 @pytest.mark.parametrize("damage", ["stored", "in place"])
 def test_a_truncated_restart_of_gromacs_is_survived(tmp_path: Path, damage: str) -> None:
     require("gmx")
