@@ -9,6 +9,7 @@ is copied, or that is none by the recipe's tests, is not kept.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ from ..errors import EXIT_SAVED
 from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
 from .collecting import Beginning, Collector, put_all_back
 from .evidence import Evidence, stamp
-from .ingredients import Edit, Rewrite
+from .ingredients import Edit, Rewrite, Test
 from .invocation import Invocation, named
 from .program import Program
 from .recipe import Recipe
@@ -70,6 +71,9 @@ class Application:
                 f"the command does not show {{{missing[0]}}}, which its restart files need; "
                 f"give it a default in a recipe of your own with 'like: {recipe.name}'"
             )
+        untold = [_untold(values, test) for test in recipe.complete]
+        if None not in untold:
+            return f"nothing shows {{{untold[0]}}}, by which the end of the work is told; {recipe.note}"
         return None
 
     # ── beginning ─────────────────────────────────────────────────────────────────────────
@@ -121,6 +125,10 @@ class Application:
 
     def _start(self, work: Work, call: Invocation, edit: Edit, more: Mapping[str, str]) -> Start:
         known = {**more, **self._limits(work)}
+        for text in edit.keep:
+            path = self._values.path(text, known)
+            if path is not None and path.is_file():
+                path.replace(_free(path))
         for rewrite in edit.write:
             self._rewrite(rewrite, known)
         argv = self._edited(call, edit, known)
@@ -154,6 +162,8 @@ class Application:
         source = self._values.path(rewrite.source, known)
         target = self._values.path(rewrite.target, known)
         if source is None or target is None or not source.exists():
+            return
+        if rewrite.once and target.exists():
             return
         text = source.read_bytes().decode("latin-1")
         for regex, template in rewrite.replace:
@@ -269,7 +279,7 @@ class Application:
     # ── the end ───────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
         """Code 0 of a program that was asked to end says only that it did."""
-        tests = [t for t in self._recipe.complete if not (t.is_code_alone and self._asked_to_stop)]
+        tests = [t for t in self._recipe.complete if not (self._asked_to_stop and _is_code(t))]
         return any(self._evidence.complete(test, code, self._before) for test in tests)
 
     def _final_stamps(self) -> dict[str, Sequence[int]]:
@@ -292,6 +302,22 @@ class Application:
     def close(self) -> None:
         if self._asked_file is not None:
             self._asked_file.unlink(missing_ok=True)
+
+
+def _is_code(test: Test) -> bool:
+    """Whether it asks for nothing but the exit code."""
+    return test.file is None and test.where is None and test.step is None
+
+
+def _untold(values: Values, test: Test) -> str | None:
+    """A name that its target needs and nothing gives."""
+    text = None if test.target is None else test.target.value
+    return None if text is None else values.unknown(text)
+
+
+def _free(path: Path) -> Path:
+    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(name for name in numbered if not os.path.lexists(name))
 
 
 def _lead(recipe: Recipe) -> float:

@@ -314,6 +314,71 @@ def test_the_end_by_the_logs_of_programs(
     assert complete is level.is_complete(work, code)
 
 
+NAMD = "WRITING COORDINATES TO {} FILE AT STEP {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "complete"),
+    [
+        (NAMD.format("OUTPUT", 1000) + "[Partition 0][Node 0] End of program\n", 0, True),
+        (NAMD.format("OUTPUT", 500) + "[Partition 0][Node 0] End of program\n", 0, False),
+        (NAMD.format("RESTART", 1000), 0, False),
+        ("FATAL ERROR: ...\n[Partition 0][Node 0] End of program\n", 1, False),
+    ],
+)
+def test_namd_is_complete_by_its_steps(
+    case: Case, text: str, code: int, complete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the link's own log, where the last lines come a moment later."""
+    monkeypatch.setattr("hpc_ckpt.levels.evidence.LOG_S", 0.6)
+    (case.cwd / "run.namd").write_text("outputName sim\n")
+    level = Application(recipe_of("namd", SHIPPED, case.cwd))
+    work = replace(case.work("namd3", "run.namd"), log=case.cwd / "link.log")
+    assert "numsteps N" in (level.probe(work) or "")
+    (case.cwd / "run.namd").write_text("outputName sim\nnumsteps 1000\n")
+    assert None is level.probe(work)
+    (case.cwd / "link.log").write_text("Info: NAMD\n")
+    level.first(work)
+    late = threading.Timer(0.1, (case.cwd / "link.log").write_text, [text])
+    late.start()
+    assert complete is level.is_complete(work, code)
+    late.join()
+
+
+# ── nothing of the user's is written over ─────────────────────────────────────────────────
+def gone_on(case: Case, name: str, *argv: str) -> tuple[str, ...]:
+    """The command of a later link by a shipped recipe, from what the first has left."""
+    work = case.work(*argv)
+    level = Application(recipe_of(name, SHIPPED, case.cwd))
+    into = case.cwd.parent / f"into{time.monotonic_ns()}"
+    into.mkdir()
+    level._open(work)
+    facts = level._collector.collect(into).facts()
+    return level.resume(work, into, facts).argv
+
+
+def test_amber_keeps_the_outputs_of_each_link(case: Case) -> None:
+    (case.cwd / "mdin").write_text("total 1000 ps\n &cntrl irest=0, ntx=1 /\n")
+    for link in ("first", "second"):
+        for name in ("mdout", "prod.nc", "restrt"):
+            (case.cwd / name).write_text(link * 20)
+        argv = gone_on(case, "amber", "pmemd", "-i", "mdin", "-x", "prod.nc")
+        assert {"-O", "mdin.link", "restrt.from"} <= set(argv)
+    kept = [(case.cwd / f"{name}.{n}").read_text() for name in ("mdout", "prod.nc") for n in (1, 2)]
+    assert ["first" * 20, "second" * 20] * 2 == kept
+
+
+def test_vasp_keeps_the_users_structure(case: Case) -> None:
+    (case.cwd / "POSCAR").write_text("mine")
+    for link in ("first", "second"):
+        (case.cwd / "CONTCAR").write_text(link * 20)
+        (case.cwd / "OUTCAR").write_text(link)
+        gone_on(case, "vasp", "vasp_std")
+        assert link * 20 == (case.cwd / "POSCAR").read_text()
+    assert "mine" == (case.cwd / "POSCAR.first").read_text()
+    assert "second" == (case.cwd / "OUTCAR.2").read_text()
+
+
 def test_gaussian_steps_that_a_restart_would_lose_are_refused(case: Case) -> None:
     (case.cwd / "mol.com").write_text("%chk=mol\n# opt\n\n--Link1--\n%chk=mol\n# freq\n")
     level = Application(recipe_of("gaussian", SHIPPED, case.cwd))

@@ -56,7 +56,7 @@ def test_a_recipe_comes_back_from_json(name: str) -> None:
         ("lmp < in.x", {"in.x": "restart 100 r.*\n"}, "lammps", ["r.7"]),
         (
             "namd3 +p4 run.namd > log",
-            {"run.namd": "outputName sim\n"},
+            {"run.namd": "outputName sim\nnumsteps 9\n"},
             "namd",
             ["sim.restart.coor", "sim.restart.vel", "sim.restart.xsc"],
         ),
@@ -66,8 +66,8 @@ def test_a_recipe_comes_back_from_json(name: str) -> None:
         ("vasp_std", {}, "vasp", ["CONTCAR"]),
         ("g16 a.com", {"a.com": "%chk=a\n# opt\n"}, "gaussian", ["a.chk"]),
         ("/opt/orca/orca a.inp > a.out", {}, "orca", ["a.gbw"]),
-        ("pmemd.cuda -O -i mdin -r out.rst7", {}, "amber", ["out.rst7"]),
-        ("Rscript s.R", {"s.R": "if (file.exists('s.rds')) x <- readRDS('s.rds')\nsaveRDS(x)"},
+        ("pmemd.cuda -O -i mdin -r out.rst7", {"mdin": "total 5 ps\n"}, "amber", ["out.rst7"]),
+        ("Rscript s.R", {"s.R": "x <- readRDS('s.rds')\nsaveRDS(x, 's.rds')"},
          "r", ["s.rds"]),
         ("matlab -batch s", {"s.m": "load('s.mat')\nsave('s.mat')"}, "matlab", ["s.mat"]),
         ("julia s.jl", {"s.jl": 'deserialize("s.jls"); serialize("s.jls", x)'}, "julia", ["s.jls"]),
@@ -94,6 +94,38 @@ def test_a_command_is_recognised_and_its_restart_files_are_found(
     level.first(this)
     seen = [str(Path(p).relative_to(tmp_path)) for p in level._collector.stamps()]
     assert restarts == seen
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "text", "file"),
+    [
+        ("r", "s.R", 'd <- readRDS("in.rds")\nsaveRDS(r, "result.rds")', None),
+        ("r", "s.R", 'd <- readRDS("in.rds")\nx <- readRDS("s.rds")\nsaveRDS(x, "s.rds")', "s.rds"),
+        ("r", "s.R", 'keep <- function(x) saveRDS(x, "s.rds")\nx <- readRDS("s.rds")', "s.rds"),
+        ("r", "s.R", 'F <- "s.rds"\nx <- readRDS(F)\nsaveRDS(x, F)', "s.rds"),
+        ("r", "s.R", 'I <- "in.rds"\nO <- "o.rds"\nx <- readRDS(I)\nsaveRDS(x, O)', None),
+        ("r", "s.R", 'x <- readRDS("s.rds")\nsaveRDS(x, "n.rds")\nfile.rename("n.rds", "s.rds")',
+         "s.rds"),
+        ("matlab", "s.m", "load('in.mat')\nsave('out.mat')", None),
+        ("matlab", "s.m", "f = 's.mat';\nload(f)\nsave(f, 'x')", "s.mat"),
+        ("julia", "s.jl", 'x = deserialize("in.jls"); serialize("out.jls", x)', None),
+        ("julia", "s.jl", 'const F = "s.jls"\nx = deserialize(F)\nserialize(F, x)', "s.jls"),
+    ],
+)  # fmt: skip
+def test_an_input_is_not_taken_for_a_restart_file(
+    tmp_path: Path, name: str, script: str, text: str, file: str | None
+) -> None:
+    (tmp_path / script).write_text(text)
+    for data in ("in.rds", "s.rds", "in.mat", "s.mat", "in.jls", "s.jls"):
+        (tmp_path / data).write_text("x")
+    program = {"r": "Rscript", "matlab": "octave", "julia": "julia"}[name]
+    this, level = work(tmp_path, program, script), Application(SHIPPED[name])
+    if file is None:
+        assert "does not show {" in (level.probe(this) or "")
+        return
+    assert None is level.probe(this)
+    level.first(this)
+    assert [str(tmp_path / file)] == list(level._collector.stamps())
 
 
 @pytest.mark.parametrize(
