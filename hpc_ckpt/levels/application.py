@@ -73,7 +73,7 @@ class Application:
             )
         untold = [_untold(values, test) for test in recipe.complete]
         if None not in untold:
-            return f"nothing shows {{{untold[0]}}}, by which the end of the work is told; {recipe.note}"
+            return f"nothing shows {{{untold[0]}}}, which tells the end of the work; {recipe.note}"
         return None
 
     # ── beginning ─────────────────────────────────────────────────────────────────────────

@@ -275,12 +275,24 @@ def _whole(
 
 
 def matching(recipes: Iterable[Recipe], work: Work) -> Recipe | None:
-    """The recipe that knows this command; a person's own before one that asks for more."""
-    found = [recipe for recipe in recipes if recipe.knows(work)]
+    """The recipe that knows this command; a person's own before one that asks for more.
+
+    One that was shipped and never run has to be named.
+    """
+    found = [r for r in recipes if (r.was_tried or _is_own(r)) and r.knows(work)]
     return max(found, key=_demands, default=None)
+
+
+def untried(recipes: Iterable[Recipe], work: Work) -> Recipe | None:
+    """The one that would know this command, had it been run."""
+    found = [r for r in recipes if not r.was_tried and not _is_own(r) and r.knows(work)]
+    return max(found, key=_demands, default=None)
+
+
+def _is_own(recipe: Recipe) -> bool:
+    return not Path(recipe.origin).is_relative_to(resources.folder("templates"))
 
 
 def _demands(recipe: Recipe) -> tuple[bool, int, int]:
     seen = recipe.recognised
-    own = not Path(recipe.origin).is_relative_to(resources.folder("templates"))
-    return own, len(seen.mentions) + len(seen.words), sum(map(len, seen.programs))
+    return _is_own(recipe), len(seen.mentions) + len(seen.words), sum(map(len, seen.programs))

@@ -17,7 +17,7 @@ from hpc_ckpt.errors import SpecError
 from hpc_ckpt.levels.application import Application
 from hpc_ckpt.levels.base import Work
 from hpc_ckpt.levels.choose import choose, levels_of
-from hpc_ckpt.levels.recipe import NOT_RUN, Recipe, load_recipes, matching, recipe_of
+from hpc_ckpt.levels.recipe import NOT_RUN, Recipe, load_recipes, matching, recipe_of, untried
 
 PROJECT = Path(__file__).parents[2]
 SHIPPED = {recipe.name: recipe for recipe in load_recipes(Path("/nowhere"), {})}
@@ -86,7 +86,7 @@ def test_a_command_is_recognised_and_its_restart_files_are_found(
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     this = work(tmp_path, "bash", "-o", "pipefail", "-c", command)
-    recipe = matching(SHIPPED.values(), this)
+    recipe = matching(SHIPPED.values(), this) or untried(SHIPPED.values(), this)
     assert recipe is not None
     assert name == recipe.name
     level = Application(recipe)
@@ -135,7 +135,20 @@ def test_a_command_that_shows_nothing_is_not_recognised(tmp_path: Path, command:
     """A script that does not load what it saves would begin anew in every link."""
     for name in ("s.py", "s.R", "s.jl"):
         (tmp_path / name).write_text("saveRDS(x); serialize(x); model.save('x')")
-    assert None is matching(SHIPPED.values(), work(tmp_path, *command.split()))
+    this = work(tmp_path, *command.split())
+    assert (None, None) == (matching(SHIPPED.values(), this), untried(SHIPPED.values(), this))
+
+
+def test_a_recipe_that_was_not_run_has_to_be_named(tmp_path: Path) -> None:
+    this = work(tmp_path, "mpirun", "vasp_std")
+    assert None is matching(SHIPPED.values(), this)
+    said = "recipe vasp knows this command but was not run here: name it with recipe: vasp"
+    choice = choose(this, recipes=SHIPPED.values())
+    assert "vasp" not in [entry["name"] for entry in choice.entries]
+    assert said == dict(choice.rejected)["application"]
+    with pytest.raises(SpecError, match=said):
+        choose(this, "application", recipes=SHIPPED.values())
+    assert "vasp" == choose(this, recipes=SHIPPED.values(), recipe="vasp").chosen
 
 
 @pytest.mark.parametrize(
