@@ -151,6 +151,36 @@ def test_a_recipe_that_was_not_run_has_to_be_named(tmp_path: Path) -> None:
     assert "vasp" == choose(this, recipes=SHIPPED.values(), recipe="vasp").chosen
 
 
+def test_others_files_in_a_project_are_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    others = {
+        "list.yaml": "[pancakes, soup]",
+        "empty.yaml": "",
+        "torn.yaml": "{a: [",
+        "chef.yml": "{{ cookbook }}: 1",
+        "server.yaml": "{restart: always, image: web, complete: true}",
+        "taste.yaml": "{like: [salt], restart: no}",
+    }
+    for name, text in others.items():
+        (folder / name).write_text(text)
+    (folder / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    assert set(SHIPPED) == {recipe.name for recipe in load_recipes(tmp_path, {})}
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_ckpt.cli", "run", "--root", "run", "--", "true"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert 0 == done.returncode, done.stderr
+    with pytest.raises(SpecError, match=r"list\.yaml: must be a mapping"):
+        recipe_of("list", SHIPPED.values(), tmp_path)
+    with pytest.raises(SpecError, match=r"server\.yaml: unknown key 'image'"):
+        recipe_of("server", SHIPPED.values(), tmp_path)
+    for text in ("{recognise: {programs: [x]}, restrat: r}", "{like: gromax}"):
+        (folder / "mine.yaml").write_text(text)
+        with pytest.raises(SpecError, match=r"mine\.yaml: "):
+            load_recipes(tmp_path, {})
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
