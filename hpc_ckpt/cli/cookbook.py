@@ -50,7 +50,9 @@ def _list(known: list[Recipe], *, as_json: bool) -> None:
         table.add_row(recipe.name, Text(recipe.title), Text(recognised_by(recipe)), tried)
     screen = console()
     screen.print(table)
-    screen.print("\nOne of them in full: hpc-ckpt recipes NAME")
+    screen.print("\nOf the shipped ones only those that were tried are taken by themselves;")
+    screen.print("name the others in the spec: recipe: NAME")
+    screen.print("One of them in full: hpc-ckpt recipes NAME")
 
 
 def recognised_by(recipe: Recipe) -> str:

@@ -9,6 +9,7 @@ is copied, or that is none by the recipe's tests, is not kept.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -19,9 +20,9 @@ from typing import Any
 
 from ..errors import EXIT_SAVED
 from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
-from .collecting import Collector, put_all_back
+from .collecting import Beginning, Collector, put_all_back
 from .evidence import Evidence, stamp
-from .ingredients import Edit, Rewrite
+from .ingredients import Edit, Rewrite, Test
 from .invocation import Invocation, named
 from .program import Program
 from .recipe import Recipe
@@ -51,6 +52,7 @@ class Application:
         self.lead_s = _lead(recipe)
         self._asked: Mapping[str, Any] | None = None
         self._asked_file: Path | None = None
+        self._asked_to_stop = False
         self._tried_in_place = False
 
     def probe(self, work: Work) -> str | None:
@@ -69,13 +71,27 @@ class Application:
                 f"the command does not show {{{missing[0]}}}, which its restart files need; "
                 f"give it a default in a recipe of your own with 'like: {recipe.name}'"
             )
+        untold = [_untold(values, test) for test in recipe.complete]
+        if None not in untold:
+            return f"nothing shows {{{untold[0]}}}, which tells the end of the work; {recipe.note}"
         return None
 
     # ── beginning ─────────────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:
+        """Not from the beginning where an earlier link, killed before any save, left its files."""
         call = self._open(work)
+        begun = Beginning(self.name, work)
+        if begun.is_known:
+            self._before = begun.results
+            name = self._collector.left_since(begun)
+            if name is not None:
+                log.warning("nothing is saved, but %s is of this chain: goes on from it", name)
+                self._collector.seen_then(begun)
+                return self._start(work, call, self._recipe.resume, {"restart": name})
+        else:
+            self._before = self._final_stamps()
+            begun.note(self._collector.stamps(), self._before)
         self._collector.seen_now()
-        self._before = self._final_stamps()
         return self._start(work, call, self._recipe.first, {})
 
     def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
@@ -93,7 +109,7 @@ class Application:
 
     def resumed(self, program: Program, until: float) -> None:
         code = program.wait(min(until, time.monotonic() + WATCH_S))
-        if code is not None and code > 0 and code != EXIT_SAVED and not self._done(code):
+        if code is not None and code > 0 and code != EXIT_SAVED:
             raise ResumeFailed(f"the program ended at once with code {code}")
 
     def _open(self, work: Work) -> Invocation:
@@ -109,6 +125,10 @@ class Application:
 
     def _start(self, work: Work, call: Invocation, edit: Edit, more: Mapping[str, str]) -> Start:
         known = {**more, **self._limits(work)}
+        for text in edit.keep:
+            path = self._values.path(text, known)
+            if path is not None and path.is_file():
+                path.replace(_free(path))
         for rewrite in edit.write:
             self._rewrite(rewrite, known)
         argv = self._edited(call, edit, known)
@@ -142,6 +162,8 @@ class Application:
         source = self._values.path(rewrite.source, known)
         target = self._values.path(rewrite.target, known)
         if source is None or target is None or not source.exists():
+            return
+        if rewrite.once and target.exists():
             return
         text = source.read_bytes().decode("latin-1")
         for regex, template in rewrite.replace:
@@ -183,6 +205,7 @@ class Application:
         if program.poll() is not None or not request.asks or (request.stops and not moment.last):
             return
         self._asked = self._collector.stamps()
+        self._asked_to_stop = request.stops or moment.last
         if request.signal is not None:
             for pid in self._addressees(program):
                 with contextlib.suppress(ProcessLookupError):
@@ -255,18 +278,16 @@ class Application:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
-        return self._done(code)
+        """Code 0 of a program that was asked to end says only that it did."""
+        tests = [t for t in self._recipe.complete if not (self._asked_to_stop and _is_code(t))]
+        return any(self._evidence.complete(test, code, self._before) for test in tests)
 
-    def _done(self, code: int) -> bool:
-        return any(self._evidence.complete(t, code, self._before) for t in self._recipe.complete)
-
-    def _final_stamps(self) -> dict[str, list[int]]:
+    def _final_stamps(self) -> dict[str, Sequence[int]]:
         """Of the files that will show the end, as they were before anything ran."""
-        found = {}
+        found: dict[str, Sequence[int]] = {}
         for test in self._recipe.complete:
-            for text in (test.file, test.where):
-                path = None if text is None else self._values.path(text)
-                now = None if path is None else stamp(path)
+            for path in self._evidence.shown_by(test):
+                now = stamp(path)
                 if now is not None:
                     found[str(path)] = list(now)
         return found
@@ -281,6 +302,22 @@ class Application:
     def close(self) -> None:
         if self._asked_file is not None:
             self._asked_file.unlink(missing_ok=True)
+
+
+def _is_code(test: Test) -> bool:
+    """Whether it asks for nothing but the exit code."""
+    return test.file is None and test.where is None and test.step is None
+
+
+def _untold(values: Values, test: Test) -> str | None:
+    """A name that its target needs and nothing gives."""
+    text = None if test.target is None else test.target.value
+    return None if text is None else values.unknown(text)
+
+
+def _free(path: Path) -> Path:
+    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(name for name in numbered if not os.path.lexists(name))
 
 
 def _lead(recipe: Recipe) -> float:

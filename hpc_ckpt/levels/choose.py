@@ -21,7 +21,7 @@ from .choice import Choice
 from .criu import Criu
 from .dmtcp import Dmtcp
 from .plain import WARNING, Plain
-from .recipe import Recipe, matching, recipe_of
+from .recipe import Recipe, matching, recipe_of, untried
 
 LOOK_INTO = 1024**2
 """Of a script: a line that imports the Checkpointer is near its top."""
@@ -48,7 +48,7 @@ def choose(
     rejected = [(Kind.MODEL.value, "no file of the command mentions hpc_ckpt")]
     if wanted in ("auto", "application"):
         found = matching(known, work)
-        why = "no recipe knows this command" if found is None else Application(found).probe(work)
+        why = _unknown(known, work) if found is None else Application(found).probe(work)
         if found is not None and (why is None or wanted == "application"):
             chosen = _by_recipe(work, found, rejected)
             return _with_others(chosen, work, tools or {}) if wanted == "auto" else chosen
@@ -56,10 +56,20 @@ def choose(
         rejected.append((named, why or ""))
         if wanted == "application":
             raise SpecError(
-                "level: application: no recipe knows this command; name one with 'recipe:' "
+                f"level: application: {why}; name one with 'recipe:' "
                 "('hpc-ckpt recipes' lists them), or write one"
             )
     return _by_system(work, wanted, rejected, tools or {})
+
+
+def _unknown(known: Sequence[Recipe], work: Work) -> str:
+    near = untried(known, work)
+    if near is None:
+        return "no recipe knows this command"
+    return (
+        f"recipe {near.name} knows this command but was not run here: "
+        f"name it with recipe: {near.name}"
+    )
 
 
 def _by_recipe(work: Work, found: Recipe, rejected: Sequence[tuple[str, str]] = ()) -> Choice:

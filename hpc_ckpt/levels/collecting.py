@@ -3,14 +3,18 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .base import NothingNew
+from .. import fsio
+from .base import NothingNew, SaveFailed, Work
 from .evidence import Evidence, Stamp, stamp
 from .recipe import Recipe
 from .restarts import copy_in, put_back
@@ -21,6 +25,8 @@ log = logging.getLogger("hpc_ckpt.steward")
 ASIDE = ".aside"
 ATTEMPTS = 5
 AGAIN_AFTER_S = 0.2
+TRIES = 3
+"""A file that was never saved and that the program does not take is gone on from so often."""
 Stamps = dict[str, Stamp]
 
 
@@ -40,6 +46,42 @@ class Collected:
 
     def facts(self) -> dict[str, Any]:
         return {"restart": self.restart, "files": self.files}
+
+
+class Beginning:
+    """What was there before the chain started the program; later links read it."""
+
+    def __init__(self, name: str, work: Work) -> None:
+        mark = hashlib.sha256("\0".join(work.argv).encode("utf-8", "surrogateescape")).hexdigest()
+        self._path = None if work.kept is None else work.kept / f"begun-{name}-{mark[:12]}.json"
+        self.restarts: dict[str, Sequence[int]] = {}
+        self.results: dict[str, Sequence[int]] = {}
+        self._tried: dict[str, int] = {}
+        self.is_known = False
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            record = {} if self._path is None else json.loads(self._path.read_bytes())
+            self.restarts, self.results = dict(record["restarts"]), dict(record["results"])
+            self._tried = dict(record["tried"])
+            self.is_known = True
+
+    def note(self, restarts: Mapping[str, Stamp], results: Mapping[str, Sequence[int]]) -> None:
+        self.restarts, self.results = dict(restarts), dict(results)
+        self._write()
+
+    def may_try(self, path: str, mark: Stamp) -> bool:
+        key = f"{path} {mark[0]} {mark[1]}"
+        self._tried[key] = self._tried.get(key, 0) + 1
+        self._write()
+        return self._tried[key] <= TRIES
+
+    def _write(self) -> None:
+        record = {"restarts": self.restarts, "results": self.results, "tried": self._tried}
+        if self._path is None:
+            return
+        try:
+            fsio.write_atomic(self._path, json.dumps(record).encode())
+        except OSError as error:
+            log.warning("cannot note what was there before: %s: %s", self._path, error)
 
 
 class Collector:
@@ -66,6 +108,10 @@ class Collector:
         """What lies there now is of an earlier run, or was put there to go on from."""
         self._seen = self.stamps()
 
+    def seen_then(self, begun: Beginning) -> None:
+        """What was written since is not saved yet."""
+        self._seen = {path: (mark[0], mark[1]) for path, mark in begun.restarts.items()}
+
     def newest(self) -> Path | None:
         found = self.stamps()
         return Path(max(found, key=lambda path: found[path][1])) if found else None
@@ -89,9 +135,11 @@ class Collector:
             collected = Collected()
             try:
                 mark = self._take(Path(path), into, collected)
-            except (Unsteady, OSError) as error:
+            except (Unsteady, FileNotFoundError) as error:
                 why = str(error)
                 continue
+            except OSError as error:
+                raise SaveFailed(f"{path} cannot be copied: {error}") from error
             why = self._insane(into, collected, Path(path)) or ""
             if why:
                 self._leave(into, collected)
@@ -110,9 +158,11 @@ class Collector:
             try:
                 for path in paths:
                     marks[path] = self._take(Path(path), into, collected)
-            except (Unsteady, OSError):
+            except (Unsteady, FileNotFoundError):
                 self._leave(into, collected)
                 continue
+            except OSError as error:
+                raise SaveFailed(f"the restart files cannot be copied: {error}") from error
             time.sleep(steady_s)
             if marks == self.stamps():
                 why = self._insane(into, collected, Path(paths[0]))
@@ -143,7 +193,7 @@ class Collector:
         raise Unsteady(f"{path.name} changed while it was copied")
 
     def _note(self, collected: Collected, path: Path, mark: Stamp, stored: str | None) -> None:
-        shown = str(path.relative_to(self._cwd)) if path.is_relative_to(self._cwd) else str(path)
+        shown = self._shown(path)
         if not collected.files:
             collected.restart, collected.stored = shown, stored
         record = {"path": shown, "stored": stored, "size": mark[0], "mtime_ns": mark[1]}
@@ -196,10 +246,26 @@ class Collector:
             if now[path][1] <= saved:
                 return None
             if self._evidence.insane(sane, Path(path)) is None and self._is_further(path, facts):
-                found = Path(path)
-                near = found.is_relative_to(self._cwd)
-                return str(found.relative_to(self._cwd) if near else found)
+                return self._shown(Path(path))
         return None
+
+    def left_since(self, begun: Beginning) -> str | None:
+        """A restart file that an earlier link wrote and nobody saved; its path.
+
+        Of several that belong together some may be older than others: none of them.
+        """
+        wanted, sane = self._recipe.restart, self._recipe.sane
+        left = {p: s for p, s in self.stamps().items() if list(begun.restarts.get(p, ())) != [*s]}
+        if wanted.pick == "all" and wanted.copy and len(left) > 1:
+            return None
+        for path in sorted(left, key=lambda path: left[path][1], reverse=True):
+            whole = sane is None or self._evidence.insane(sane, Path(path)) is None
+            if whole and begun.may_try(path, left[path]):
+                return self._shown(Path(path))
+        return None
+
+    def _shown(self, path: Path) -> str:
+        return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
     def _is_further(self, path: str, facts: Mapping[str, Any]) -> bool:
         source, saved = self._recipe.progress, facts.get("step")

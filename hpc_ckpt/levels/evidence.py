@@ -21,6 +21,7 @@ TAIL = 1024**2
 HEAD = 256 * 1024
 LOG_S = 3.0
 """What a program has printed may be in the link's log only a moment later."""
+_SCRIPTS = (".py", ".sh", ".pl", ".awk", ".R", ".jl")
 
 Stamp = tuple[int, int]
 """Size, and time of the last change in nanoseconds."""
@@ -32,6 +33,11 @@ def stamp(path: Path) -> Stamp | None:
     except OSError:
         return None
     return info.st_size, info.st_mtime_ns
+
+
+def _changed(path: Path, before: Mapping[str, Sequence[int]]) -> bool:
+    now = stamp(path)
+    return now is not None and list(now) != list(before.get(str(path), ()))
 
 
 class Evidence:
@@ -86,15 +92,44 @@ class Evidence:
 
     def complete(self, test: Test, code: int, before: Mapping[str, Sequence[int]]) -> bool:
         """`before` has the stamps of what was there when the chain began."""
-        if test.exit_code is not None and test.exit_code != code:
+        if code != 0:
             return False
-        if test.file is not None and not self._is_new(test.file, before):
+        if test.file is not None and not self._is_new(self._values.path(test.file), before):
             return False
-        if test.step is not None and test.target is not None:
-            step, target = self.number(test.step), self.number(test.target)
-            if step is None or target is None or step < target:
-                return False
+        step, target = test.step, test.target
+        if step is not None and target is not None and not self._is_there(step, target, before):
+            return False
         return test.where is None or self._texts_hold(test, before)
+
+    def shown_by(self, test: Test) -> list[Path]:
+        """The files, of those that are there now, that tell whether the work is done."""
+        paths = [self._values.path(text) for text in (test.file, test.where) if text is not None]
+        read = [] if test.step is None else self._read_by(test.step)
+        return [path for path in (*paths, *read) if path is not None]
+
+    def _is_there(self, step: Number, target: Number, before: Mapping[str, Sequence[int]]) -> bool:
+        """What an earlier run has left says nothing of this one."""
+        until = time.monotonic() + (LOG_S if self._work.log in self._read_by(step) else 0.0)
+        while True:
+            read = self._read_by(step)
+            if not read or any(_changed(path, before) for path in read):
+                now, last = self.number(step), self.number(target)
+                if now is not None and last is not None and now >= last:
+                    return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.2)
+
+    def _read_by(self, source: Number) -> list[Path]:
+        """A command reads the files that it names; a script among them is no evidence."""
+        if source.count is not None:
+            return self._values.files(source.count)
+        if source.command is not None:
+            words = self._values.words(source.command) or []
+            named = (self._work.cwd / word for word in words[1:])
+            return [path for path in named if path.suffix not in _SCRIPTS and path.is_file()]
+        path = None if source.file is None else self._values.path(source.file)
+        return [] if path is None else [path]
 
     def run(self, argv: Sequence[str]) -> int | None:
         """Its exit code; None: it could not be run, or took too long."""
@@ -113,15 +148,13 @@ class Evidence:
             return None
         return done.returncode
 
-    def _is_new(self, text: str, before: Mapping[str, Sequence[int]]) -> bool:
-        path = self._values.path(text)
-        now = None if path is None else stamp(path)
-        return now is not None and now[0] > 0 and list(now) != list(before.get(str(path), ()))
+    def _is_new(self, path: Path | None, before: Mapping[str, Sequence[int]]) -> bool:
+        return path is not None and _changed(path, before) and path.stat().st_size > 0
 
     def _texts_hold(self, test: Test, before: Mapping[str, Sequence[int]]) -> bool:
         path = self._values.path(str(test.where))
         printed = path is not None and path == self._work.log
-        if path is None or (not printed and not self._is_new(str(test.where), before)):
+        if path is None or (not printed and not self._is_new(path, before)):
             return False
         until = time.monotonic() + (LOG_S if printed else 0.0)
         while True:

@@ -227,10 +227,12 @@ class Rewrite:
     target: str
     replace: tuple[tuple[str, str], ...] = ()
     """A regular expression, and what stands there instead; left out if a {name} is not known."""
+    once: bool = False
+    """Not where the copy is there already."""
 
     @classmethod
     def parse(cls, value: object, where: str) -> Rewrite:
-        read = Reader(value, where, ("from", "to", "replace"))
+        read = Reader(value, where, ("from", "to", "replace", "once"))
         source, target = read.text("from"), read.text("to")
         if source is None or target is None:
             raise SpecError(f"{where}: write 'from' and 'to', the two files")
@@ -242,7 +244,8 @@ class Rewrite:
                 re.compile(str(regex))
             except re.error as error:
                 raise SpecError(f"{read.at('replace')}: {regex!r}: {error}") from None
-        return cls(source, target, tuple((str(k), str(v)) for k, v in pairs.items()))
+        changes = tuple((str(k), str(v)) for k, v in pairs.items())
+        return cls(source, target, changes, read.flag("once", False))
 
 
 @dataclass(frozen=True)
@@ -256,10 +259,12 @@ class Edit:
     swap: tuple[tuple[str, str], ...] = ()
     """The word that is this value, and what stands there instead."""
     write: tuple[Rewrite, ...] = ()
+    keep: tuple[str, ...] = ()
+    """Outputs that the program would write over: renamed to NAME.1, NAME.2 before it starts."""
 
     @classmethod
     def parse(cls, value: object, where: str) -> Edit:
-        read = Reader(value, where, ("set", "append", "command", "swap", "write"))
+        read = Reader(value, where, ("set", "append", "command", "swap", "write", "keep"))
         swap, write = read.raw("swap") or {}, read.raw("write") or ()
         if not isinstance(swap, Mapping):
             raise SpecError(f"{read.at('swap')}: must be a mapping of 'name of a value: text'")
@@ -272,6 +277,7 @@ class Edit:
                 Rewrite.parse(item, read.at("write"))
                 for item in (write if isinstance(write, (list, tuple)) else [write])
             ),
+            read.texts("keep"),
         )
         for key, lines in (("set", edit.set), ("append", edit.append)):
             for text in lines:
@@ -349,6 +355,7 @@ class Test:
     step: Number | None = None
     target: Number | None = None
     exit_code: int | None = None
+    """Only 0: with another code nothing is done."""
 
     @classmethod
     def parse(cls, value: object, where: str) -> Test:
@@ -372,9 +379,9 @@ class Test:
 
 
 def _code(value: object) -> int:
-    if not str(value).isdecimal():
-        raise ValueError(f"{value!r} is not an exit code; write 0")
-    return int(str(value))
+    if str(value) != "0":
+        raise ValueError(f"{value!r} is not an exit code that says that all is done; write 0")
+    return 0
 
 
 @dataclass(frozen=True)

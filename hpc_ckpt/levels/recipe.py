@@ -33,6 +33,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 LOOK_INTO = 1024**2
 """Of a script."""
+PROJECT = "recipes"
+"""The folder of a project's own."""
 
 
 @dataclass(frozen=True)
@@ -205,16 +207,38 @@ def _texts(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 def load_recipes(cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> list[Recipe]:
     """Those shipped, those of the user and those of the project; the later outrank."""
     made: dict[str, Recipe] = {}
-    for folder in _folders(cwd or Path.cwd(), os.environ if environ is None else environ):
+    place = cwd or Path.cwd()
+    for folder in _folders(place, os.environ if environ is None else environ):
         below = {name: recipe.source for name, recipe in made.items()}
-        sources = [(read_source(path), str(path)) for path in _files(folder)]
+        shared = folder == place / PROJECT
+        sources = list(_sources(folder, shared=shared))
         for source, origin in sources:
-            if "restart" not in source and "like" not in source:
-                continue  # ./recipes may hold others' files
             beside = {str(other["name"]): other for other, _ in sources if other is not source}
-            whole = _whole(source, {**beside, **below}, origin)
-            made[str(whole["name"])] = Recipe.parse(whole, origin)
+            try:
+                whole = _whole(source, {**beside, **below}, origin)
+                made[str(whole["name"])] = Recipe.parse(whole, origin)
+            except SpecError:
+                if not shared or _is_recipe(source):
+                    raise
     return sorted(made.values(), key=lambda recipe: recipe.name)
+
+
+def _sources(folder: Path, *, shared: bool) -> Iterator[tuple[dict[str, Any], str]]:
+    """Others' files may lie in a project's folder."""
+    for path in _files(folder):
+        try:
+            source = read_source(path)
+        except SpecError:
+            if shared:
+                continue
+            raise
+        if _is_recipe(source) or "restart" in source:
+            yield source, str(path)
+
+
+def _is_recipe(source: Mapping[str, Any]) -> bool:
+    """Whether it is clearly meant as one, and a mistake in it is to be said."""
+    return isinstance(source.get("recognise"), Mapping) or isinstance(source.get("like"), str)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -231,6 +255,9 @@ def recipe_of(wanted: str | Mapping[str, Any], recipes: Iterable[Recipe], cwd: P
     if "/" in wanted or wanted.endswith((".yaml", ".yml")):
         return Recipe.parse(_whole(read_source(cwd / wanted), sources, wanted), wanted)
     if wanted not in known:
+        for path in (cwd / PROJECT / f"{wanted}.yaml", cwd / PROJECT / f"{wanted}.yml"):
+            if path.is_file():  # passed over, and now it is named: what is wrong with it?
+                return Recipe.parse(_whole(read_source(path), sources, str(path)), str(path))
         raise SpecError(f"recipe: no recipe {wanted!r}; known: {', '.join(sorted(known))}")
     return known[wanted]
 
@@ -256,7 +283,7 @@ def _folders(cwd: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     home = environ.get("HOME")
     if above or home:
         yield (Path(above) if above else Path(str(home)) / ".config") / "hpc_ckpt" / "recipes"
-    yield cwd / "recipes"
+    yield cwd / PROJECT
 
 
 def _whole(
@@ -266,21 +293,35 @@ def _whole(
     parent = source.get("like")
     if parent is None:
         return dict(source)
+    if not isinstance(parent, str):
+        raise SpecError(f"{origin}: like: must be the name of a recipe, not {parent!r}")
     if parent not in known:
         raise SpecError(f"{origin}: like: no recipe {parent!r}; known: {', '.join(sorted(known))}")
-    below = _whole(known[str(parent)], {k: v for k, v in known.items() if k != parent}, origin)
+    below = _whole(known[parent], {k: v for k, v in known.items() if k != parent}, origin)
     inherited = {key: item for key, item in below.items() if key not in ("tried", "note")}
     own = {key: item for key, item in source.items() if key != "like"}
     return merge(inherited, own)
 
 
 def matching(recipes: Iterable[Recipe], work: Work) -> Recipe | None:
-    """The recipe that knows this command; a person's own before one that asks for more."""
-    found = [recipe for recipe in recipes if recipe.knows(work)]
+    """The recipe that knows this command; a person's own before one that asks for more.
+
+    One that was shipped and never run has to be named.
+    """
+    found = [r for r in recipes if (r.was_tried or _is_own(r)) and r.knows(work)]
     return max(found, key=_demands, default=None)
+
+
+def untried(recipes: Iterable[Recipe], work: Work) -> Recipe | None:
+    """The one that would know this command, had it been run."""
+    found = [r for r in recipes if not r.was_tried and not _is_own(r) and r.knows(work)]
+    return max(found, key=_demands, default=None)
+
+
+def _is_own(recipe: Recipe) -> bool:
+    return not Path(recipe.origin).is_relative_to(resources.folder("templates"))
 
 
 def _demands(recipe: Recipe) -> tuple[bool, int, int]:
     seen = recipe.recognised
-    own = not Path(recipe.origin).is_relative_to(resources.folder("templates"))
-    return own, len(seen.mentions) + len(seen.words), sum(map(len, seen.programs))
+    return _is_own(recipe), len(seen.mentions) + len(seen.words), sum(map(len, seen.programs))

@@ -96,7 +96,9 @@ class Values:
         except OSError:
             return None
         match = re.search(regex, text, re.MULTILINE)
-        return None if match is None else match[1] if match.re.groups else match[0]
+        if match is None:
+            return None
+        return match["value" if "value" in match.re.groupindex else min(match.re.groups, 1)]
 
 
 def times_left(work: Work, lead_s: float, share: float = 1.0) -> dict[str, str]:

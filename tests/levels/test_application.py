@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,8 @@ class Case:
         return Application(recipe_of({**recipe, **change}, SHIPPED, self.cwd))
 
     def work(self, *argv: str) -> Work:
-        return Work(argv=argv, cwd=self.cwd, environ=dict(os.environ))
+        kept = self.rundir.logs
+        return Work(argv=argv, cwd=self.cwd, environ=dict(os.environ), kept=kept)
 
     def link(
         self,
@@ -86,7 +89,7 @@ class Case:
         if deadline_s is not None:
             self.rundir.write_deadline(self.generation, time.time() + deadline_s)
             path = str(self.rundir.deadline_file(self.generation))
-            work = Work(argv=argv, cwd=self.cwd, environ={**os.environ, ENV_DEADLINE: path})
+            work = replace(work, environ={**os.environ, ENV_DEADLINE: path})
         log = EventLog(self.rundir.events_file(self.generation, "here"))
         settings = Settings(policy=EveryTime(interval_s))
         steward = Steward(self.rundir, self.generation, work, [level], settings, log)
@@ -211,7 +214,12 @@ def test_a_chain_by_the_command_line_survives_a_kill(count: Path, tmp_path: Path
     [
         ({"file": "out"}, "touch x", False),
         ({"file": "out"}, "echo 1 > out", True),
-        ({"file": "out"}, "echo 1 > out; exit 3", True),
+        ({"file": "out"}, "echo 1 > out; exit 3", False),
+        ({"step": {"file": "stale", "regex": r"(\d+)"}, "target": 5}, "true", False),
+        ({"step": {"file": "stale", "regex": r"(\d+)"}, "target": 5}, "echo 5 >> stale", True),
+        ({"step": {"command": "cat stale", "regex": r"(\d+)"}, "target": 5}, "true", False),
+        ({"step": {"command": "cat stale", "regex": r"(\d+)"}, "target": 5}, "echo >> stale", True),
+        ({"step": {"count": "s*e"}, "target": 1}, "true", False),
         ({"file": "out", "exit_code": 0}, "echo 1 > out; exit 3", False),
         ({"file": "stale"}, "true", False),
         ({"file": "stale"}, "echo more >> stale", True),
@@ -253,6 +261,128 @@ def test_code_0_without_an_end_and_without_a_file_is_a_failure(case: Case) -> No
     level = case.level({"name": "t", "restart": "r", "complete": {"file": "out"}})
     assert EXIT_FAILED == case.link(level, "true")
     assert "nothing was saved" in case.said()
+
+
+def test_code_0_of_a_program_that_was_asked_to_stop_proves_nothing(case: Case) -> None:
+    """It saves and leaves at 28 of 1000; what ends by itself with code 0 is complete."""
+    recipe = {
+        "name": "t",
+        "restart": "r",
+        "save": {"file": "STOP", "stops": "true", "lead": "5s"},
+        "complete": {"exit_code": 0},
+    }
+    script = "while [ ! -e STOP ]; do sleep 0.05; done; echo 28 > r"
+    code = case.link(case.level(recipe), "bash", "-c", script, notice_s=0.5)
+    assert (EXIT_SAVED, "notice: test") == (code, case.said())
+    assert EXIT_COMPLETE == case.link(case.level(recipe), "bash", "-c", "true")
+
+
+LAMMPS_LOG = """LAMMPS (29 Sep 2021)
+run 500 upto
+     500  1.5 -4.7
+run 200000 upto
+   11000  1.5 -4.7
+{}Loop time of 5.0
+Total wall time: 0:00:05
+"""
+LIMIT = "WARNING: Wall time limit reached (src/timer.cpp:238)\n"
+NORMAL, ERROR = " Normal termination of Gaussian 16\n", " Error termination via Lnk1e\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "log", "text", "code", "complete"),
+    [
+        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(LIMIT), 0, False),
+        ("lmp -var n 5 -in in.lj", "log.lammps", LAMMPS_LOG.format(LIMIT), 0, False),
+        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(""), 0, True),
+        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(""), 1, False),
+        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(LIMIT) + LAMMPS_LOG.format(""), 0, True),
+        ("g16 mol.com", "mol.log", NORMAL + ERROR, 1, False),
+        ("g16 mol.com", "mol.log", NORMAL + ERROR, 0, False),
+        ("g16 mol.com", "mol.log", NORMAL, 0, True),
+    ],
+)
+def test_the_end_by_the_logs_of_programs(
+    case: Case, command: str, log: str, text: str, code: int, complete: bool
+) -> None:
+    (case.cwd / "in.lj").write_text("restart 9 ck.a ck.b\nrun 500 upto\nrun 200000 upto\n")
+    (case.cwd / "mol.com").write_text("%chk=mol\n# opt\n")
+    level = Application(recipe_of("lammps" if "lmp" in command else "gaussian", SHIPPED, case.cwd))
+    work = case.work(*command.split())
+    level.first(work)
+    (case.cwd / log).write_text(text)
+    assert complete is level.is_complete(work, code)
+
+
+NAMD = "WRITING COORDINATES TO {} FILE AT STEP {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "complete"),
+    [
+        (NAMD.format("OUTPUT", 1000) + "[Partition 0][Node 0] End of program\n", 0, True),
+        (NAMD.format("OUTPUT", 500) + "[Partition 0][Node 0] End of program\n", 0, False),
+        (NAMD.format("RESTART", 1000), 0, False),
+        ("FATAL ERROR: ...\n[Partition 0][Node 0] End of program\n", 1, False),
+    ],
+)
+def test_namd_is_complete_by_its_steps(
+    case: Case, text: str, code: int, complete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the link's own log, where the last lines come a moment later."""
+    monkeypatch.setattr("hpc_ckpt.levels.evidence.LOG_S", 0.6)
+    (case.cwd / "run.namd").write_text("outputName sim\n")
+    level = Application(recipe_of("namd", SHIPPED, case.cwd))
+    work = replace(case.work("namd3", "run.namd"), log=case.cwd / "link.log")
+    assert "numsteps N" in (level.probe(work) or "")
+    (case.cwd / "run.namd").write_text("outputName sim\nnumsteps 1000\n")
+    assert None is level.probe(work)
+    (case.cwd / "link.log").write_text("Info: NAMD\n")
+    level.first(work)
+    late = threading.Timer(0.1, (case.cwd / "link.log").write_text, [text])
+    late.start()
+    assert complete is level.is_complete(work, code)
+    late.join()
+
+
+# ── nothing of the user's is written over ─────────────────────────────────────────────────
+def gone_on(case: Case, name: str, *argv: str) -> tuple[str, ...]:
+    """The command of a later link by a shipped recipe, from what the first has left."""
+    work = case.work(*argv)
+    level = Application(recipe_of(name, SHIPPED, case.cwd))
+    into = case.cwd.parent / f"into{time.monotonic_ns()}"
+    into.mkdir()
+    level._open(work)
+    facts = level._collector.collect(into).facts()
+    return level.resume(work, into, facts).argv
+
+
+def test_amber_keeps_the_outputs_of_each_link(case: Case) -> None:
+    (case.cwd / "mdin").write_text("total 1000 ps\n &cntrl irest=0, ntx=1 /\n")
+    for link in ("first", "second"):
+        for name in ("mdout", "prod.nc", "restrt"):
+            (case.cwd / name).write_text(link * 20)
+        argv = gone_on(case, "amber", "pmemd", "-i", "mdin", "-x", "prod.nc")
+        assert {"-O", "mdin.link", "restrt.from"} <= set(argv)
+    kept = [(case.cwd / f"{name}.{n}").read_text() for name in ("mdout", "prod.nc") for n in (1, 2)]
+    assert ["first" * 20, "second" * 20] * 2 == kept
+
+
+def test_vasp_keeps_the_users_structure(case: Case) -> None:
+    (case.cwd / "POSCAR").write_text("mine")
+    for link in ("first", "second"):
+        (case.cwd / "CONTCAR").write_text(link * 20)
+        (case.cwd / "OUTCAR").write_text(link)
+        gone_on(case, "vasp", "vasp_std")
+        assert link * 20 == (case.cwd / "POSCAR").read_text()
+    assert "mine" == (case.cwd / "POSCAR.first").read_text()
+    assert "second" == (case.cwd / "OUTCAR.2").read_text()
+
+
+def test_gaussian_steps_that_a_restart_would_lose_are_refused(case: Case) -> None:
+    (case.cwd / "mol.com").write_text("%chk=mol\n# opt\n\n--Link1--\n%chk=mol\n# freq\n")
+    level = Application(recipe_of("gaussian", SHIPPED, case.cwd))
+    assert "does not show {chk}" in (level.probe(case.work("g16", "mol.com")) or "")
 
 
 # ── files in every bad state ──────────────────────────────────────────────────────────────
@@ -455,6 +585,62 @@ def test_a_newer_file_that_the_program_refuses_is_not_tried_twice(case: Case) ->
         time.sleep(0.01)
     (case.cwd / "new.rst").write_text("bad END")
     assert EXIT_COMPLETE == case.link(case.level(recipe), "bash", "program")
+
+
+@pytest.mark.parametrize("pick", ["newest", "all"])
+def test_a_full_disk_is_a_failed_save(
+    case: Case, tmp_path: Path, pick: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    level = opened(case, restart={"files": "*.rst", "pick": pick})
+    (case.cwd / "a.rst").write_text("1")
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(collecting, "copy_in", full)
+    with pytest.raises(SaveFailed, match="No space left"):
+        collect(level, tmp_path / "1")
+
+
+LEFT: dict[str, Any] = {
+    "name": "t",
+    "restart": "*.rst",
+    "sane": {"ends": "END"},
+    "resume": {"append": ["--from {restart}"]},
+    "complete": {"file": "out"},
+}
+
+
+def test_what_a_link_left_before_any_save_is_gone_on_from(case: Case, tmp_path: Path) -> None:
+    """To begin anew would write over the only copy."""
+    put(case.cwd / "old.rst", "of another run END", 1000)
+    (case.cwd / "out").write_text("of another run")
+    work = case.work("program")
+    assert ("program",) == case.level(LEFT).first(work).argv
+    assert ("program",) == case.level(LEFT).first(work).argv  # nothing but what was there before
+    put(case.cwd / "a.rst", "1 END", 2000)
+    put(case.cwd / "b.rst", "2 E", 3000)
+    level = case.level(LEFT)
+    assert ("program", "--from", "a.rst") == level.first(work).argv
+    assert ["a.rst"] == collect(level, tmp_path / "1")
+    assert not level.is_complete(work, 0)  # out is still the old one
+
+
+def test_what_the_program_never_takes_is_not_tried_for_ever(case: Case) -> None:
+    work = case.work("program")
+    case.level(LEFT).first(work)
+    put(case.cwd / "a.rst", "1 END", 2000)
+    tried = [len(case.level(LEFT).first(work).argv) for _ in range(collecting.TRIES + 1)]
+    assert [3] * collecting.TRIES + [1] == tried
+
+
+def test_files_of_two_moments_are_not_gone_on_from_without_a_save(case: Case) -> None:
+    recipe = {**LEFT, "restart": {"files": "*.rst", "pick": "all"}}
+    work = case.work("program")
+    case.level(recipe).first(work)
+    put(case.cwd / "a.rst", "1 END", 2000)
+    put(case.cwd / "b.rst", "1 END", 3000)
+    assert ("program",) == case.level(recipe).first(work).argv
 
 
 # ── requests ──────────────────────────────────────────────────────────────────────────────

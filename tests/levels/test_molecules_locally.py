@@ -87,6 +87,22 @@ def test_gromacs_is_complete_by_its_steps_alone(tmp_path: Path) -> None:
     assert steps == sorted(steps)
 
 
+@pytest.mark.parametrize("code", ["1", "0"])
+def test_what_an_earlier_run_of_gromacs_left_completes_nothing(tmp_path: Path, code: str) -> None:
+    """Its .cpt is at nsteps, its log says so; this run finds no .tpr and dies."""
+    require("gmx")
+    argon(tmp_path, 100)
+    run = ["gmx", "mdrun", "-deffnm", "prod", "-nt", "1"]
+    subprocess.run(run, cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "prod.tpr").unlink()
+    command = f"gmx mdrun -deffnm prod -nt 1 > out.txt 2>&1 || exit {code}"
+    spec = {"command": command, "root": "run", "recipe": "gromacs", "chain": {"max_links": "2"}}
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    assert 0 != _cli(tmp_path, "run", "spec.yaml").returncode
+    told = json.loads(_cli(tmp_path, "status", "run", "--json").stdout)
+    assert "complete" != told["state"]
+
+
 def test_gromacs_that_stops_by_its_own_clock_goes_on(tmp_path: Path) -> None:
     """Code 0 before the work is done means saved, not complete."""
     require("gmx")
@@ -128,15 +144,16 @@ def test_lammps_goes_on_exactly_after_limits_a_kill_and_a_truncated_file(tmp_pat
 def test_what_was_written_after_the_last_save_is_not_lost(tmp_path: Path) -> None:
     """The steward is killed long after its last save; the program's own newer file counts."""
     require("lmp")
-    reference = uninterrupted(tmp_path / "whole", STEPS)
-    lennard_jones(tmp_path, STEPS)
+    steps = 3 * STEPS  # not done before the first save on a fast machine
+    reference = uninterrupted(tmp_path / "whole", steps)
+    lennard_jones(tmp_path, steps)
 
     def strike() -> None:
         (key,) = Restarts(RunDir(tmp_path / "run")).keys()
         end = time.monotonic() + 30
         while time.monotonic() < end:
-            steps = thermo((tmp_path / "log.lammps").read_text(errors="replace"))
-            if steps and max(steps) >= key.step + 3000:
+            done = thermo((tmp_path / "log.lammps").read_text(errors="replace"))
+            if done and max(done) >= key.step + 3000:
                 break
             time.sleep(0.05)
         kill(tmp_path, "lmp", "in.lj")
@@ -147,6 +164,28 @@ def test_what_was_written_after_the_last_save_is_not_lost(tmp_path: Path) -> Non
     assert "newer than what was saved, and whole" in logs(tmp_path)
     assert reference == thermo(logs(tmp_path))
     assert "complete" == status["state"]
+
+
+def test_a_link_of_lammps_killed_before_any_save_is_not_lost(tmp_path: Path) -> None:
+    require("lmp")
+    reference = uninterrupted(tmp_path / "whole", STEPS)
+    lennard_jones(tmp_path, STEPS)
+
+    def strike() -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not (tmp_path / "ck.b").exists():
+            time.sleep(0.02)
+        kill(tmp_path, "lmp", "in.lj")
+
+    striking = threading.Thread(target=strike)
+    striking.start()
+    status = chain(tmp_path, "lmp -in in.lj", "lammps", "60s", checkpoint={"policy": "every 10m"})
+    striking.join()
+    assert "complete" == status["state"]
+    assert "nothing is saved, but ck." in logs(tmp_path)
+    steps = list(thermo((tmp_path / "log.lammps").read_text()))
+    assert min(steps) > 0
+    assert reference == thermo(logs(tmp_path))
 
 
 @pytest.mark.parametrize("damage", ["stored", "in place"])

@@ -17,7 +17,7 @@ from hpc_ckpt.errors import SpecError
 from hpc_ckpt.levels.application import Application
 from hpc_ckpt.levels.base import Work
 from hpc_ckpt.levels.choose import choose, levels_of
-from hpc_ckpt.levels.recipe import NOT_RUN, Recipe, load_recipes, matching, recipe_of
+from hpc_ckpt.levels.recipe import NOT_RUN, Recipe, load_recipes, matching, recipe_of, untried
 
 PROJECT = Path(__file__).parents[2]
 SHIPPED = {recipe.name: recipe for recipe in load_recipes(Path("/nowhere"), {})}
@@ -56,7 +56,7 @@ def test_a_recipe_comes_back_from_json(name: str) -> None:
         ("lmp < in.x", {"in.x": "restart 100 r.*\n"}, "lammps", ["r.7"]),
         (
             "namd3 +p4 run.namd > log",
-            {"run.namd": "outputName sim\n"},
+            {"run.namd": "outputName sim\nnumsteps 9\n"},
             "namd",
             ["sim.restart.coor", "sim.restart.vel", "sim.restart.xsc"],
         ),
@@ -66,8 +66,8 @@ def test_a_recipe_comes_back_from_json(name: str) -> None:
         ("vasp_std", {}, "vasp", ["CONTCAR"]),
         ("g16 a.com", {"a.com": "%chk=a\n# opt\n"}, "gaussian", ["a.chk"]),
         ("/opt/orca/orca a.inp > a.out", {}, "orca", ["a.gbw"]),
-        ("pmemd.cuda -O -i mdin -r out.rst7", {}, "amber", ["out.rst7"]),
-        ("Rscript s.R", {"s.R": "if (file.exists('s.rds')) x <- readRDS('s.rds')\nsaveRDS(x)"},
+        ("pmemd.cuda -O -i mdin -r out.rst7", {"mdin": "total 5 ps\n"}, "amber", ["out.rst7"]),
+        ("Rscript s.R", {"s.R": "x <- readRDS('s.rds')\nsaveRDS(x, 's.rds')"},
          "r", ["s.rds"]),
         ("matlab -batch s", {"s.m": "load('s.mat')\nsave('s.mat')"}, "matlab", ["s.mat"]),
         ("julia s.jl", {"s.jl": 'deserialize("s.jls"); serialize("s.jls", x)'}, "julia", ["s.jls"]),
@@ -86,7 +86,7 @@ def test_a_command_is_recognised_and_its_restart_files_are_found(
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     this = work(tmp_path, "bash", "-o", "pipefail", "-c", command)
-    recipe = matching(SHIPPED.values(), this)
+    recipe = matching(SHIPPED.values(), this) or untried(SHIPPED.values(), this)
     assert recipe is not None
     assert name == recipe.name
     level = Application(recipe)
@@ -97,13 +97,88 @@ def test_a_command_is_recognised_and_its_restart_files_are_found(
 
 
 @pytest.mark.parametrize(
+    ("name", "script", "text", "file"),
+    [
+        ("r", "s.R", 'd <- readRDS("in.rds")\nsaveRDS(r, "result.rds")', None),
+        ("r", "s.R", 'd <- readRDS("in.rds")\nx <- readRDS("s.rds")\nsaveRDS(x, "s.rds")', "s.rds"),
+        ("r", "s.R", 'keep <- function(x) saveRDS(x, "s.rds")\nx <- readRDS("s.rds")', "s.rds"),
+        ("r", "s.R", 'F <- "s.rds"\nx <- readRDS(F)\nsaveRDS(x, F)', "s.rds"),
+        ("r", "s.R", 'I <- "in.rds"\nO <- "o.rds"\nx <- readRDS(I)\nsaveRDS(x, O)', None),
+        ("r", "s.R", 'x <- readRDS("s.rds")\nsaveRDS(x, "n.rds")\nfile.rename("n.rds", "s.rds")',
+         "s.rds"),
+        ("matlab", "s.m", "load('in.mat')\nsave('out.mat')", None),
+        ("matlab", "s.m", "f = 's.mat';\nload(f)\nsave(f, 'x')", "s.mat"),
+        ("julia", "s.jl", 'x = deserialize("in.jls"); serialize("out.jls", x)', None),
+        ("julia", "s.jl", 'const F = "s.jls"\nx = deserialize(F)\nserialize(F, x)', "s.jls"),
+    ],
+)  # fmt: skip
+def test_an_input_is_not_taken_for_a_restart_file(
+    tmp_path: Path, name: str, script: str, text: str, file: str | None
+) -> None:
+    (tmp_path / script).write_text(text)
+    for data in ("in.rds", "s.rds", "in.mat", "s.mat", "in.jls", "s.jls"):
+        (tmp_path / data).write_text("x")
+    program = {"r": "Rscript", "matlab": "octave", "julia": "julia"}[name]
+    this, level = work(tmp_path, program, script), Application(SHIPPED[name])
+    if file is None:
+        assert "does not show {" in (level.probe(this) or "")
+        return
+    assert None is level.probe(this)
+    level.first(this)
+    assert [str(tmp_path / file)] == list(level._collector.stamps())
+
+
+@pytest.mark.parametrize(
     "command", ["python s.py", "Rscript s.R", "gmx grompp", "julia s.jl", "./old", "echo lmp.txt"]
 )
 def test_a_command_that_shows_nothing_is_not_recognised(tmp_path: Path, command: str) -> None:
     """A script that does not load what it saves would begin anew in every link."""
     for name in ("s.py", "s.R", "s.jl"):
         (tmp_path / name).write_text("saveRDS(x); serialize(x); model.save('x')")
-    assert None is matching(SHIPPED.values(), work(tmp_path, *command.split()))
+    this = work(tmp_path, *command.split())
+    assert (None, None) == (matching(SHIPPED.values(), this), untried(SHIPPED.values(), this))
+
+
+def test_a_recipe_that_was_not_run_has_to_be_named(tmp_path: Path) -> None:
+    this = work(tmp_path, "mpirun", "vasp_std")
+    assert None is matching(SHIPPED.values(), this)
+    said = "recipe vasp knows this command but was not run here: name it with recipe: vasp"
+    choice = choose(this, recipes=SHIPPED.values())
+    assert "vasp" not in [entry["name"] for entry in choice.entries]
+    assert said == dict(choice.rejected)["application"]
+    with pytest.raises(SpecError, match=said):
+        choose(this, "application", recipes=SHIPPED.values())
+    assert "vasp" == choose(this, recipes=SHIPPED.values(), recipe="vasp").chosen
+
+
+def test_others_files_in_a_project_are_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    others = {
+        "list.yaml": "[pancakes, soup]",
+        "empty.yaml": "",
+        "torn.yaml": "{a: [",
+        "chef.yml": "{{ cookbook }}: 1",
+        "server.yaml": "{restart: always, image: web, complete: true}",
+        "taste.yaml": "{like: [salt], restart: no}",
+    }
+    for name, text in others.items():
+        (folder / name).write_text(text)
+    (folder / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    assert set(SHIPPED) == {recipe.name for recipe in load_recipes(tmp_path, {})}
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_ckpt.cli", "run", "--root", "run", "--", "true"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert 0 == done.returncode, done.stderr
+    with pytest.raises(SpecError, match=r"list\.yaml: must be a mapping"):
+        recipe_of("list", SHIPPED.values(), tmp_path)
+    with pytest.raises(SpecError, match=r"server\.yaml: unknown key 'image'"):
+        recipe_of("server", SHIPPED.values(), tmp_path)
+    for text in ("{recognise: {programs: [x]}, restrat: r}", "{like: gromax}"):
+        (folder / "mine.yaml").write_text(text)
+        with pytest.raises(SpecError, match=r"mine\.yaml: "):
+            load_recipes(tmp_path, {})
 
 
 @pytest.mark.parametrize(
