@@ -51,6 +51,7 @@ LEAD_SHARE = 0.4
 SAVE_FACTOR = 1.5
 """The next save may be slower than any yet seen."""
 INTERVAL_S = 600.0
+FIRST_S = 60.0
 SETTLED_S = 2.0
 """Before that a save may fail because the program has hardly begun."""
 RESUME_S = 120.0
@@ -218,8 +219,13 @@ class Steward:
             why = self._why_end(level)
             if why is not None:
                 return self._end_link(level, program, why)
-            if time.monotonic() >= self._tried_at + self._interval_s:
+            if time.monotonic() >= self._tried_at + self._pause_s(level):
                 self._save(level, program, f"every {self._interval_s:g} s", last=False)
+
+    def _pause_s(self, level: Level) -> float:
+        """The first save comes early: it shows whether the level works, and guards the start."""
+        known = self._trials.has_saved(level.name)
+        return self._interval_s if known else min(self._interval_s, FIRST_S)
 
     def _why_end(self, level: Level) -> str | None:
         """The first word is read by the link runner."""
@@ -315,7 +321,8 @@ class Steward:
             return
         if program.poll() is not None:
             raise LevelFailed(f"its first save failed and ended the program: {error}")
-        passing = isinstance(error, OSError) or getattr(error, "passing", False)
+        by_storage = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+        passing = by_storage or getattr(error, "passing", False)
         if not passing and time.time() - self._entered >= SETTLED_S:
             self._trials.fail(level.name, f"its first save failed: {error}")
 
