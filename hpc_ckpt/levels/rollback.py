@@ -60,7 +60,7 @@ def _keep(found: Mapping[str, Any], kept: Path) -> None:
     """The journal last: without it nothing was touched."""
     forget(kept)
     kept.mkdir(parents=True)
-    entries = []
+    entries: list[dict[str, str | int]] = []
     for number, entry in enumerate(found["files"]):
         path, size, name = Path(entry["path"]), int(entry["size"]), str(number)
         if entry["copy"] is not None and path.exists():
