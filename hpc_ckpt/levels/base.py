@@ -83,12 +83,21 @@ class NothingNew(HpcCkptError):
     """There is nothing that the last restart does not have; nothing is wrong."""
 
 
+class NotNow(NothingNew):
+    """No restart came of it, for a reason that passes: the program has only just begun, no space,
+    no time. Says nothing against the level."""
+
+
 class StartFailed(HpcCkptError):
     """The level cannot start the program here; the next one may."""
 
 
 class ResumeFailed(HpcCkptError):
     """This restart cannot be gone on from; an older one may."""
+
+
+class NotHere(ResumeFailed):
+    """No restart can be gone on from on this node now; nothing is wrong with any of them."""
 
 
 class Level(Protocol):

@@ -28,8 +28,8 @@ from typing import Any
 from .. import fsio
 from ..errors import SpecError
 from . import keeper, openfiles, rollback
-from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
-from .criu_tool import Tool, find, kernel_version, may_make_namespaces, reason_in
+from .base import Kind, Moment, NotHere, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
+from .criu_tool import TAKEN, Tool, find, kernel_version, may_make_namespaces, reason_in
 from .namespaces import LAST_PID
 from .program import Program, memory_of, tree_of
 from .sockets import Tcp, tcp_of
@@ -47,6 +47,7 @@ MEASURE_EVERY_S = 5.0
 START_S = 30.0
 END_S = 5.0
 ENDING_S = 0.5
+_TAKEN_AWAY = "criu-taken-away"
 _SCRIPT = """#!/bin/sh
 case "$CRTOOLS_SCRIPT_ACTION" in
 post-dump) exec {record} ;;
@@ -68,6 +69,10 @@ class Criu:
         self._made: Path | None = None
         self._output: Path | None = None
         self._namespace = False
+        self._taken: str | None = None
+        """Why no restart can be gone on from on this node."""
+        self._taken_away: Path | None = None
+        """Where that is kept which a restart has taken from the program's files."""
         self._root: int | None = None
         self._tcp = Tcp.NONE
         self._step = 0
@@ -105,11 +110,14 @@ class Criu:
     def first(self, work: Work) -> Start:
         self._scratch = work.scratch or self._own_scratch()
         self._namespace = _namespaces_work()
+        rollback.forget((work.kept or self._scratch) / _TAKEN_AWAY)
         self._step, self._used_s = 0, 0.0
         self._output = _free_name(work.kept or self._scratch)
         return self._start(work, ["--output", str(self._output), "--", *work.argv])
 
     def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
+        if self._taken is not None:
+            raise NotHere(self._taken)  # an older one has the same ids
         self._scratch = work.scratch or self._own_scratch()
         self._namespace = _namespaces_work()
         if facts["namespace"] and not self._namespace:
@@ -118,8 +126,7 @@ class Criu:
                 "here: CRIU must run with the privileges that it had when it saved"
             )
         found = rollback.read(restart)
-        for told in rollback.roll_back(restart, found):
-            log.info("%s", told)
+        self._roll_back(restart, found, (work.kept or self._scratch) / _TAKEN_AWAY)
         for path in rollback.grown(found):
             log.warning("%s has grown since the save, and was not open then: not cut back", path)
         self._output = Path(facts["output"])
@@ -143,8 +150,40 @@ class Criu:
     def resumed(self, program: Program, until: float) -> None:
         if self._wait_ready(program, until) is None:
             why = _why(self._restore_log) or f"not back in time; exit code {program.poll()}"
+            if TAKEN in why:
+                self._taken = f"criu restore: {why}"
+                raise NotHere(self._taken)
             raise ResumeFailed(f"criu restore: {why}")
+        self._forget()
         self._used_s = program.processor_s()
+
+    def _roll_back(self, restart: Path, found: Mapping[str, Any], kept: Path) -> None:
+        self._taken_away = kept
+        try:
+            before = rollback.undo(kept)  # of a restart that did not work, or was killed
+        except OSError as error:
+            raise ResumeFailed(f"{kept}: could not be put back: {error}") from error
+        for told in (*before, *rollback.roll_back(restart, found, kept)):
+            log.info("%s", told)
+
+    def _forget(self) -> None:
+        if self._taken_away is not None:
+            try:
+                rollback.forget(self._taken_away)
+            except OSError as error:  # or the next link would put it back, over what comes now
+                raise ResumeFailed(f"{self._taken_away}: {error.strerror}") from error
+            self._taken_away = None
+
+    def _put_back(self) -> None:
+        """No restart has worked: the next link finds the files that this one has found."""
+        kept, self._taken_away = self._taken_away, None
+        if kept is None:
+            return
+        try:
+            for told in rollback.undo(kept):
+                log.info("%s", told)
+        except OSError as error:
+            log.warning("%s: put back by the next link: %s", kept, error)
 
     def _wait_ready(self, program: Program, until: float) -> int | None:
         """The id of the program, as its keeper sees it; None: it does not run."""
@@ -237,6 +276,7 @@ class Criu:
         if self._asked is not None and self._asked.poll() is None:
             self._asked.kill()
             self._asked.wait()
+        self._put_back()
         if self._made is not None:
             shutil.rmtree(self._made, ignore_errors=True)
             self._made = None

@@ -35,6 +35,7 @@ _FOLLOWS = ("Dumping FAILED", "Restoring FAILED", "Dumping TIMEDOUT")
 _TAKEN = re.compile(r"Can't fork for (\d+): File exists|Pid (\d+) do not match expected")
 
 Version = tuple[int, ...]
+TAKEN = "is taken by another process on this node"
 
 
 @dataclass(frozen=True)
@@ -221,5 +222,5 @@ def reason_in(log: str) -> str | None:
         return None
     taken = next((match for match in map(_TAKEN.search, found) if match), None)
     if taken is not None:
-        return f"process id {taken[1] or taken[2]} is taken by another process on this node"
+        return f"process id {taken[1] or taken[2]} {TAKEN}"
     return str(found[0]).strip()

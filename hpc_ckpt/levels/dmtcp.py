@@ -25,6 +25,7 @@ from .base import (
     Kind,
     Moment,
     NothingNew,
+    NotNow,
     ResumeFailed,
     Saved,
     SaveFailed,
@@ -33,6 +34,7 @@ from .base import (
     Work,
 )
 from .binaries import deaf_to_preload, executables, find, launcher_in
+from .dmtcp_control import under_control
 from .dmtcp_coordinator import Coordinator
 from .dmtcp_tool import (
     ASSERTED,
@@ -44,7 +46,7 @@ from .dmtcp_tool import (
     fresh_names,
 )
 from .dmtcp_window import Window
-from .footprint import image_bytes, living, missing_features, processor_features
+from .footprint import image_bytes, missing_features, processor_features
 from .program import Program
 
 log = logging.getLogger("hpc_ckpt.steward")
@@ -55,11 +57,10 @@ EARLY_S = 30.0
 """A crash this soon after a launch is more likely DMTCP's than the program's."""
 BUSY_S = 10.0
 """As long "not in running state" is asked again: a process may just be starting."""
-STRANGER_S = 1.5
-"""A process belongs to DMTCP only some moments after its fork."""
 DEATH_S = 3.0
 LOOK_EVERY_S = 0.1
 SPACE_FACTOR = 1.1
+_LATE = b"the checkpoint was not over in time"
 _BUSY = b"not in running state"
 _CRASHES = tuple(
     -number
@@ -67,8 +68,6 @@ _CRASHES = tuple(
 )
 _MAGIC = (b"DMTCP_CHECKPOINT_IMAGE", b"\x1f\x8b")
 _IMAGES = "images"
-_RESTORER = "mtcp_restart"
-"""The executable of every process that was restarted; itself static."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,8 @@ class Dmtcp:
         self._began = 0.0
         self._fresh: list[str] = []
         self._save: _Save | None = None
+        self._late = False
+        """A save of this attempt was given up; it may still be under way."""
 
     # ── before ────────────────────────────────────────────────────────────────────────────
     def probe(self, work: Work) -> str | None:
@@ -184,6 +185,7 @@ class Dmtcp:
             window.close()
             raise
         self._attempt = _Attempt(coordinator, window)
+        self._late = False
         return self._attempt
 
     def _drop(self) -> None:
@@ -217,7 +219,7 @@ class Dmtcp:
         began = time.monotonic()
         if program.poll() is not None:
             raise NothingNew("the program has ended")
-        pids = self._all_under_control(program, moment)
+        pids = self._under_control(program, moment)
         self._check_space(pids, into)
         place = into / _IMAGES
         place.mkdir(parents=True, exist_ok=True)
@@ -264,7 +266,10 @@ class Dmtcp:
         ended = program.wait(time.monotonic() + DEATH_S)
         _check_end(ended)
         fate = "the program goes on" if ended is None else f"the program died ({_said(ended)})"
-        raise SaveFailed(f"dmtcp_command -bc: {text or _said(code)}; {fate}")
+        why = f"dmtcp_command -bc: {text or _said(code)}; {fate}"
+        # Until the one that was late is over, every other finds the coordinator busy.
+        self._late = self._late or said == _LATE
+        raise _passing(why) if self._late and ended is None else SaveFailed(why)
 
     def _until_written(self, save: _Save, program: Program, moment: Moment) -> None:
         """Release 4.1 answers before the images are there."""
@@ -279,7 +284,7 @@ class Dmtcp:
                 _check_end(code)
                 raise SaveFailed(f"the program died ({_said(code)}) before its images were there")
             if time.monotonic() >= moment.until:
-                raise SaveFailed("dmtcp_command -bc: code 0, but the images were not there in time")
+                raise _passing("dmtcp_command -bc: code 0, but the images were not there in time")
             time.sleep(LOOK_EVERY_S)
 
     def _answer(self, command: subprocess.Popen[bytes], until: float) -> tuple[int, bytes]:
@@ -288,37 +293,22 @@ class Dmtcp:
         except subprocess.TimeoutExpired:
             command.kill()
             command.communicate()
-            return -int(signal.SIGKILL), b"the checkpoint was not over in time"
+            return -int(signal.SIGKILL), _LATE
         return command.returncode, said
 
-    def _all_under_control(self, program: Program, moment: Moment) -> list[int]:
-        """A process that DMTCP does not know would be missing after a restart, silently."""
-        coordinator = self._now().coordinator
-        until = min(time.monotonic() + STRANGER_S, moment.until)
-        while True:
-            pids = living(program.tree())
-            clients = coordinator.clients()
-            strangers = {
-                pid: name for pid, name in pids.items() if pid not in clients or _is_deaf(pid)
-            }
-            if not strangers:
-                return list(pids)
-            if time.monotonic() >= until:
-                break
-            time.sleep(LOOK_EVERY_S)
-        if program.poll() is not None:
-            raise NothingNew("the program has ended")
-        if not coordinator.alive():
-            raise SaveFailed("its coordinator is gone: it does not run under DMTCP")
-        named = ", ".join(f"{name} ({pid})" for pid, name in sorted(strangers.items()))
-        raise SaveFailed(f"not under DMTCP (statically linked, or setuid?): {named}")
+    def _under_control(self, program: Program, moment: Moment) -> list[int]:
+        try:
+            return under_control(program, self._now().coordinator, moment.until)
+        except NotNow as error:
+            log.warning("not saved: %s", error)
+            raise
 
     def _check_space(self, pids: list[int], into: Path) -> None:
         """For want of space DMTCP would kill the program."""
         need = int(SPACE_FACTOR * sum(map(image_bytes, pids)))
         problem = check_storage(into, need, 2 * len(pids) + 2)
         if problem is not None:
-            raise SaveFailed(problem)
+            raise _passing(problem)
 
     # ── after ─────────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
@@ -346,6 +336,12 @@ class Dmtcp:
             self._own_scratch = None
 
 
+def _passing(why: str) -> NotNow:
+    """For want of time or space: the next save may find more of it."""
+    log.warning("not saved: %s", why)
+    return NotNow(why)
+
+
 def _said(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"code {code}"
 
@@ -354,15 +350,6 @@ def _check_end(code: int | None) -> None:
     """Raises NothingNew where a program has ended in a way of its own."""
     if code is not None and code >= 0 and code != ASSERTED:
         raise NothingNew(f"the program ended with code {code} before it could be saved")
-
-
-def _is_deaf(pid: int) -> bool:
-    """A static program keeps the connection of the shell that became it, and never answers."""
-    try:
-        path = Path(f"/proc/{pid}/exe").readlink()
-    except OSError:
-        return False
-    return path.name != _RESTORER and deaf_to_preload(path) is not None
 
 
 def _check_images(images: list[Path], facts: Mapping[str, Any]) -> None:

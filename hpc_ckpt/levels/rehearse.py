@@ -1,14 +1,14 @@
 """Try a command before it is trusted to a level: run it briefly, save, kill, go on.
 
-Everything happens in a copy of the working directory, so that a rehearsal leaves no traces. What
-it measures sets how early a last save must begin and how often saves pay.
+Everything happens in a copy of the working directory and of what its links lead to, so that a
+rehearsal leaves no traces there; a path that the command writes out is the real one. What it
+measures sets how early a last save must begin and how often saves pay.
 """
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
 import math
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import HpcCkptError, SpecError
+from ..errors import HpcCkptError
 from ..rundir import CheckpointKey, RunDir
-from ..units import format_size
 from .base import Level, Moment, Start, Work
 from .program import Program
 from .restarts import Restart, Restarts
+from .workcopy import copy_work
 
 RUN_S = 5.0
 SAVE_S = 300.0
@@ -85,18 +85,8 @@ def _place(work: Work, *, in_place: bool) -> Iterator[tuple[Work, Path]]:
         cwd = work.cwd
         if not in_place:
             cwd = Path(name, "work")
-            _copy(work.cwd, cwd)
+            copy_work(work.cwd, cwd, MOST_COPIED)
         yield replace(work, cwd=cwd, scratch=scratch), Path(name, "run")
-
-
-def _copy(source: Path, target: Path) -> None:
-    total = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
-    if total > MOST_COPIED:
-        raise SpecError(
-            f"{source} has {format_size(total)}, too much to copy for a rehearsal; "
-            "rehearse in a smaller directory, or with --in-place"
-        )
-    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("runs", ".git"))
 
 
 def _one(work: Work, level: Level, place: RunDir, run_s: float) -> Rehearsal:

@@ -88,8 +88,12 @@ class Coordinator:
             return [0, "Client List:\n" + "\n".join(lines) + "\n", ""]
         if word == "-bc":
             return self.checkpoint()
+        if MODE == "quit":  # its child is ended by it, and by nobody else before
+            for client in self.clients.values():
+                os.kill(client["pid"], signal.SIGTERM)
+            return [0, "", ""]
         for pid in self.pids():
-            os.kill(pid, signal.SIGTERM if MODE == "quit" else signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
         return [0, "", ""]
 
     def pids(self) -> list[int]:
@@ -175,6 +179,10 @@ def launch(words: list[str]) -> None:
         sys.exit(99)
     if MODE == "launch-crashes":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if MODE == "launch-slow":
+        time.sleep(3)
+    if MODE == "launch-never":
+        time.sleep(1000)
     last = "--modify-env" if "--modify-env" in words else "--quiet"
     become(words, value(words, "--ckptdir"), words[words.index(last) + 1 :])
 

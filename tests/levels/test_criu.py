@@ -15,10 +15,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from chains_of_programs import LocalChain, environment, write_program
 
-from hpc_ckpt import lease
+from hpc_ckpt import events, lease
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog
 from hpc_ckpt.levels import criu as room
+from hpc_ckpt.levels import rollback
 from hpc_ckpt.levels.base import Work
 from hpc_ckpt.levels.criu import Criu
 from hpc_ckpt.levels.criu_tool import Tool, find, kernel_version
@@ -166,6 +167,39 @@ def test_a_process_id_that_is_taken_is_named(links: Links) -> None:
     assert f"process id {wanted} is taken by another process on this node" in str(
         links.rundir.levels_file.read_text()
     )
+
+
+def test_with_a_process_id_taken_every_restart_and_file_stays_for_the_next_link(
+    links: Links,
+) -> None:
+    command = write_program(links.place, "c", 120)
+    assert EXIT_SAVED == links.run(command, notice=True)
+    assert EXIT_SAVED == links.run(command, notice=True)
+    result = links.place / "result"
+    with result.open("a") as stream:
+        stream.write("of a link that was killed\n")
+    before = result.read_bytes()
+    with taken(int(str(facts(links)["pid"]))):
+        assert EXIT_FAILED == links.run(command)
+    assert before == result.read_bytes()
+    assert links.said.count("is taken by another process") == len(links.restarts.keys()) == 2
+    assert EXIT_COMPLETE == links.run(command)
+    assert 120 == result.read_text().count("\n")
+    assert not (links.rundir.logs / "criu-taken-away").exists()
+
+
+def test_what_a_killed_link_took_away_is_put_back_first(links: Links) -> None:
+    """Cut to the size of an older restart, and killed before that ran."""
+    command = write_program(links.place, "c", 120)
+    for _ in range(2):
+        assert EXIT_SAVED == links.run(command, notice=True)
+    older = links.restarts.open(links.restarts.keys()[0]).path
+    rollback.roll_back(older, rollback.read(older), links.rundir.logs / "criu-taken-away")
+    assert EXIT_COMPLETE == links.run(command)
+    told = events.read(links.rundir.events_file(3, "here"))
+    restored = [one["checkpoint"] for one in told if one["event"] == "restored"]
+    assert [links.restarts.keys()[1].directory_name] == restored
+    assert 120 == (links.place / "result").read_text().count("\n")
 
 
 class taken:

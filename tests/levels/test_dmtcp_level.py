@@ -22,7 +22,16 @@ from hpc_ckpt import lease
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog
 from hpc_ckpt.levels import dmtcp as room
-from hpc_ckpt.levels.base import Moment, NothingNew, ResumeFailed, SaveFailed, StartFailed, Work
+from hpc_ckpt.levels import dmtcp_control
+from hpc_ckpt.levels.base import (
+    Moment,
+    NothingNew,
+    NotNow,
+    ResumeFailed,
+    SaveFailed,
+    StartFailed,
+    Work,
+)
 from hpc_ckpt.levels.dmtcp import Dmtcp
 from hpc_ckpt.levels.dmtcp_tool import (
     ENV_FILE_CAP,
@@ -255,11 +264,14 @@ def test_a_checkpoint_that_hangs_is_given_up_in_time(
     into = lone.place / "into"
     moment = Moment(until=time.monotonic() + 1.0)
     lone.level.ask(program, into, moment)
-    with pytest.raises(SaveFailed, match="not over in time"):
+    with pytest.raises(NotNow, match="not over in time"):
         lone.level.wait(program, into, moment)
 
 
-def test_a_process_dmtcp_does_not_know_forbids_the_save(lone: Lone) -> None:
+def test_a_process_dmtcp_does_not_know_forbids_the_save(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dmtcp_control, "CONNECT_S", 2.0)
     lone.environ["STAND_IN"] = "stranger"
     lone.first("bash", "-c", "sleep 50 & echo >up; wait")
     lone.until_lines(lone.cwd / "up", 1)
@@ -268,13 +280,33 @@ def test_a_process_dmtcp_does_not_know_forbids_the_save(lone: Lone) -> None:
     assert lone.running.poll() is None
 
 
+def test_a_program_that_is_still_being_launched_is_waited_for(lone: Lone) -> None:
+    lone.environ["STAND_IN"] = "launch-slow"
+    lone.first(*SLEEP)
+    assert lone.save().size > 0
+
+
+def test_static_is_only_said_of_what_has_been_running_for_a_while(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone.environ["STAND_IN"] = "launch-never"
+    program = lone.first(*SLEEP)
+    began = time.monotonic()
+    with pytest.raises(NotNow, match="still on its way"):
+        lone.level.ask(program, lone.place / "into", Moment(until=began + 2.5))
+    assert time.monotonic() >= began + 2.5
+    monkeypatch.setattr(dmtcp_control, "CONNECT_S", 2.0)
+    with pytest.raises(SaveFailed, match="statically linked"):
+        lone.level.ask(program, lone.place / "into", Moment(until=began + 60))
+
+
 def test_too_little_space_is_found_before_the_program_dies_of_it(
     lone: Lone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lone.first(*SLEEP)
     with monkeypatch.context() as patch:
         patch.setattr(room, "image_bytes", lambda pid: 2**60)
-        with pytest.raises(SaveFailed, match="are needed"):
+        with pytest.raises(NotNow, match="are needed"):
             lone.save()
     assert lone.running.poll() is None
     assert lone.save().size > 0
@@ -362,7 +394,8 @@ def test_asserts_and_crashes_at_launch_are_its_own(lone: Lone) -> None:
 
 
 def test_nothing_is_left_after_close(lone: Lone) -> None:
-    program = lone.first(*SLEEP)
+    program = lone.first("bash", "-c", "echo >up; sleep 60")
+    lone.until_lines(lone.cwd / "up", 1)
     coordinator = lone.level._now().coordinator
     lone.level.close()
     assert not coordinator.alive()
@@ -418,6 +451,23 @@ def test_a_notice_saves_and_the_next_link_restarts(case: Case, place: Path) -> N
     assert EXIT_SAVED == steward.run()
     assert "restored" in case.names()
     assert case.restarts.keys()[-1].step > key.step
+
+
+@pytest.mark.parametrize("mode", ["launch-slow", "launch-never", "hangs", "full"])
+def test_a_first_save_without_time_or_space_is_not_the_levels_fault(
+    case: Case, place: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next link tries it again."""
+    monkeypatch.setattr(room, "DEATH_S", 0.1)
+    if mode == "full":
+        monkeypatch.setattr(room, "image_bytes", lambda pid: 2**60)
+    steward = link(case, place, mode, *SLEEP)
+    if mode != "launch-slow":
+        case.rundir.write_deadline(case.generation, time.time() + 5.0)
+    case.notice_after(0.5)
+    assert EXIT_SAVED == steward.run()
+    assert (mode == "launch-slow") == bool(case.restarts.keys())
+    assert "failed" not in json.loads(case.rundir.levels_file.read_text())
 
 
 def test_a_quit_by_somebody_else_is_a_failed_link_and_never_done(case: Case, place: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from dmtcp_case import Lone
 
 from hpc_ckpt import resources
-from hpc_ckpt.levels.base import NothingNew, ResumeFailed, SaveFailed
+from hpc_ckpt.levels.base import NothingNew, NotNow, ResumeFailed, SaveFailed
 from hpc_ckpt.levels.dmtcp import Dmtcp
 from hpc_ckpt.levels.dmtcp_tool import find_tool
 from hpc_ckpt.levels.restarts import Restart
@@ -264,7 +264,7 @@ def test_a_full_disk_is_seen_before_it_kills_the_program(
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", small], check=True)
     try:
         counting.begin(programs)
-        with pytest.raises(SaveFailed, match="are needed"):
+        with pytest.raises(NotNow, match="are needed"):
             counting.save()
         assert counting.running.poll() is None
     finally:
@@ -475,8 +475,8 @@ def test_what_dmtcp_cannot_save_goes_to_the_next_level_in_a_chain(
     tmp_path: Path, programs: Path
 ) -> None:
     """A static program behind a variable: found out at the first save."""
-    command = ["bash", "-c", f"name={programs}/static; $name 280 0 && mv end.txt done.txt"]
-    levels = chain(tmp_path, command, link_time="10s")
+    command = ["bash", "-c", f"name={programs}/static; $name 600 0 && mv end.txt done.txt"]
+    levels = chain(tmp_path, command, link_time="16s")
     assert "dmtcp" == levels["1"]
     record = json.loads((tmp_path / "run/control/levels.json").read_text())
     assert "not under DMTCP" in record["failed"]["dmtcp"]

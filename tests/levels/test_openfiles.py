@@ -81,7 +81,7 @@ def test_what_was_written_after_the_save_goes(place: Path) -> None:
         restart = save(place)
         log.write("two\n")
         table.write("abc")
-    roll_back(restart, rollback.read(restart))
+    roll_back(restart, rollback.read(restart), place / "kept")
     assert "one\n" == (place / "log").read_text()
     assert "0123456789" == (place / "table").read_text()
 
@@ -100,7 +100,7 @@ def test_a_file_that_lost_something_is_named(place: Path, what: str) -> None:
     else:
         os.truncate(place / "b", 3)
     with pytest.raises(ResumeFailed, match=rf"{place}/b: .*{'gone' if what == 'gone' else 3}"):
-        roll_back(restart, rollback.read(restart))
+        roll_back(restart, rollback.read(restart), place / "kept")
     assert "fourmore" == (place / "a").read_text()
 
 
@@ -109,7 +109,7 @@ def test_what_is_put_back_may_be_gone(place: Path) -> None:
     with (place / "table").open("r+"):
         restart = save(place)
     (place / "table").unlink()
-    roll_back(restart, rollback.read(restart))
+    roll_back(restart, rollback.read(restart), place / "kept")
     assert "0123456789" == (place / "table").read_text()
 
 
@@ -130,3 +130,52 @@ def test_files_that_nobody_rolls_back_are_told(place: Path) -> None:
     with (place / "lines").open("a") as lines:
         lines.write("two\n")
     assert [str(place / "lines")] == rollback.grown(rollback.read(restart))
+
+
+def test_an_older_restart_that_does_not_work_takes_nothing_from_a_newer_one(place: Path) -> None:
+    """Both tried, both in vain: the newer one is good for the next link."""
+    old, new, kept = place / "old", place / "new", place / "kept"
+    (place / "table").write_text("0000")
+    with (place / "log").open("w") as log, (place / "table").open("r+") as table:
+        for restart in (old, new):
+            restart.mkdir()
+            log.write(f"{restart.name}\n")
+            log.flush()
+            table.seek(0)
+            table.write(restart.name)
+            table.flush()
+            record(os.getpid(), restart)
+        log.write("more\n")
+        table.write("more")
+    before = {name: (place / name).read_text() for name in ("log", "table")}
+    for restart in (new, old):
+        roll_back(restart, rollback.read(restart), kept)
+        assert before != {name: (place / name).read_text() for name in before}
+        rollback.undo(kept)
+        assert before == {name: (place / name).read_text() for name in before}
+    assert not kept.exists()
+    roll_back(new, rollback.read(new), kept)
+    assert "old\nnew\n" == (place / "log").read_text()
+
+
+def test_what_was_written_by_a_restart_that_was_given_up_goes_too(place: Path) -> None:
+    with (place / "log").open("w") as log:
+        log.write("one\n")
+        log.flush()
+        restart = save(place)
+        log.write("two\n")
+    roll_back(restart, rollback.read(restart), place / "kept")
+    with (place / "log").open("a") as log:
+        log.write("another history")
+    rollback.undo(place / "kept")
+    assert "one\ntwo\n" == (place / "log").read_text()
+
+
+def test_where_nothing_can_be_kept_nothing_is_taken_away(place: Path) -> None:
+    with (place / "log").open("w") as log:
+        restart = save(place)
+        log.write("one\n")
+    (place / "file").touch()
+    with pytest.raises(ResumeFailed, match="could not be kept"):
+        roll_back(restart, rollback.read(restart), place / "file" / "kept")
+    assert "one\n" == (place / "log").read_text()

@@ -47,6 +47,18 @@ def test_what_survives_is_said_with_size_and_time_and_leaves_no_trace(
     assert ["count.py"] == [path.name for path in place.iterdir() if path.name != ".local"]
 
 
+def test_a_program_that_writes_through_a_link_changes_nothing_real(place: Path, criu: Path) -> None:
+    real = place.parent / f"{place.name}-results"
+    real.mkdir()
+    (real / "out").write_text("mine\n")
+    (place / "results").symlink_to(real)
+    (place / "count.py").write_text(COUNT.replace('"out"', '"results/out"'))
+    command = [sys.executable, "count.py"]
+    done = rehearse(place, "--level=criu", "--run=1s", "--json", "--", *command, path=criu)
+    assert 0 == done.returncode, done.stderr
+    assert "mine\n" == (real / "out").read_text()
+
+
 def test_the_spec_that_it_writes_can_be_submitted(place: Path, criu: Path) -> None:
     command = [sys.executable, "count.py"]
     done = rehearse(place, "--level=criu", "--run=1s", "-o", "s.yaml", "--", *command, path=criu)
