@@ -31,7 +31,9 @@ from .base import (
     Kind,
     Level,
     Moment,
+    NotHere,
     NothingNew,
+    NotNow,
     ResumeFailed,
     SaveFailed,
     Start,
@@ -164,6 +166,8 @@ class Steward:
             began = time.monotonic()
             try:
                 program = self._resume(level, restart)
+            except NotHere:
+                raise  # no restart of it goes on here and now; another link may do
             except ResumeFailed as error:
                 refused = True
                 skip(restart.key, f"did not restart: {error}")
@@ -195,6 +199,9 @@ class Steward:
             level.resumed(program, time.monotonic() + RESUME_S + restart.size / SLOW_READ)
         except BaseException:
             program.end()
+            if self._relay is not None:
+                self._relay.close()  # what is put back is not said again
+                self._relay = None
             raise
         self._trials.survive(level.name)
         self._began_from = restart.key.directory_name
@@ -276,6 +283,10 @@ class Steward:
         self._events.emit(Event.SAVE_STARTED, step=self._step(), reason=reason)
         try:
             restart = self._make(level, program, moment, reason)
+        except NotNow as error:
+            self._events.emit(Event.SAVE_FAILED, step=self._step(), error=str(error))
+            log.warning("no save now: %s", error)
+            return None
         except NothingNew as nothing:
             self._events.emit(Event.SAVE_SKIPPED, step=self._step(), reason=str(nothing))
             return None
