@@ -94,6 +94,10 @@ class Program:
         return memory_of(self.tree())
 
 
+def how_it_ended(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
 def tree_of(root: int) -> list[int]:
     """A process and its descendants, parents before their children."""
     children: dict[int, list[int]] = {}

@@ -9,7 +9,6 @@ chain.json; one that turns out not to work here gives way to the next.
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Sequence
 
@@ -40,7 +39,7 @@ from .base import (
     StartFailed,
     Work,
 )
-from .program import Program
+from .program import Program, how_it_ended
 from .record import Trials
 from .relay import Relay
 from .restarts import Restart, Restarts
@@ -368,7 +367,7 @@ class Steward:
                 reason = "it ended with code 0 but the work is not complete, and nothing was saved"
                 return self._leave(Result.FAILED, step, reason)
             return self._leave(Result.SAVED, step, "ended before the work was complete")
-        return self._leave(Result.FAILED, self._step(), _said(code))
+        return self._leave(Result.FAILED, self._step(), how_it_ended(code))
 
     def _is_complete(self, level: Level, code: int) -> bool:
         if code != EXIT_COMPLETE:
@@ -416,7 +415,3 @@ class Steward:
     def _step(self) -> int:
         newest = self._newest()
         return 0 if newest is None else newest.step
-
-
-def _said(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
