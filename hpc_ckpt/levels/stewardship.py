@@ -53,8 +53,6 @@ SAVE_FACTOR = 1.5
 """The next save may be slower than any yet seen."""
 INTERVAL_S = 600.0
 FIRST_S = 60.0
-SETTLED_S = 2.0
-"""Before that a save may fail because the program has hardly begun."""
 RESUME_S = 120.0
 """A program that is not back after this long will not come back; longer for large restarts."""
 SLOW_READ = 50 * 1024**2
@@ -180,11 +178,12 @@ class Steward:
                 seconds=round(time.monotonic() - began, 3),
             )
             return program
-        if skipped:
+        if skipped and (refused or level.kind is not Kind.APPLICATION):
             why = "no restart of it could be gone on from: " + "; ".join(skipped)
             if refused and not self._trials.survived(level.name):
                 raise LevelFailed(why)
-            # Another node may do, and to begin anew would lose everything.
+            # Another node may do, and to begin anew would lose everything. An application may
+            # have files of its own in place; its first() goes on from those.
             raise ResumeFailed(f"{why}; remove {self._restarts.place} to begin anew")
         if self._restarts.keys():
             log.warning("BEGINS ANEW: what other levels saved cannot be gone on from")
@@ -333,7 +332,7 @@ class Steward:
             raise LevelFailed(f"its first save failed and ended the program: {error}")
         by_storage = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
         passing = by_storage or getattr(error, "passing", False)
-        if not passing and time.time() - self._entered >= SETTLED_S:
+        if not passing:
             self._trials.fail(level.name, f"its first save failed: {error}")
 
     # ── the end ───────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ What submitit alone would do at each of these points is in docs/guides/submitit.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -358,13 +359,23 @@ def test_a_job_that_just_dies_is_seen_to_be_over(
         job.result()
 
 
+def has_interpreter(folder: Path) -> bool:
+    """Whether the Python of a job of that folder has begun."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"submitit.core._submit" in words and b"python" in words[0]:
+                return any(os.fsencode(folder) in word for word in words)
+    return False
+
+
 def test_signals_during_the_imports_end_nothing(
     accounted: DevCluster, jobs: submitit.AutoExecutor, place: Path
 ) -> None:
     """The default action of USR1 is death. Once submitit listens, and before the task does, its
     own answer is to put the job back: it comes again, and does its work then."""
     job = jobs.submit(ChainTask(os.getcwd, place / "runs/early"))
-    until(lambda: "R" in accounted.run("squeue", "-h", "-o", "%t", "-j", job.job_id).stdout)
+    until(lambda: has_interpreter(jobs.folder))  # before that no shell has heard of signals
     root = RunDir(place / "runs/early")
     for _ in range(8):
         if lease.highest(root):
