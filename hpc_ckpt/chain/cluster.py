@@ -226,22 +226,22 @@ class Survey:
         return next((one for one in self.qos or () if one.name == name), None)
 
     def _rule_of_qos(self, one: Qos) -> Rule:
-        return Rule(
-            by=f"QoS {one.name!r}",
-            max_jobs=one.max_jobs,
-            max_submit=one.max_submit,
-            max_wall_s=one.max_wall_s,
-            queued=sum(job.qos == one.name for job in self.queued or ()),
-        )
+        queued = sum(job.qos == one.name for job in self.queued or ())
+        return _rule(f"QoS {one.name!r}", one, queued)
 
     def _rule_of_account(self, one: Association) -> Rule:
-        return Rule(
-            by=f"account {one.account!r}",
-            max_jobs=one.max_jobs,
-            max_submit=one.max_submit,
-            max_wall_s=one.max_wall_s,
-            queued=sum(job.account == one.account for job in self.queued or ()),
-        )
+        queued = sum(job.account == one.account for job in self.queued or ())
+        return _rule(f"account {one.account!r}", one, queued)
+
+
+def _rule(by: str, one: Qos | Association, queued: int) -> Rule:
+    return Rule(
+        by=by,
+        max_jobs=one.max_jobs,
+        max_submit=one.max_submit,
+        max_wall_s=one.max_wall_s,
+        queued=queued,
+    )
 
 
 def _shared(one: ClusterPartition, other: ClusterPartition) -> bool:

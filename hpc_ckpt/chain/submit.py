@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ..errors import SchedulerError, SpecError
 from ..levels.base import Kind, Work
 from ..levels.choice import Choice
 from ..levels.choose import choose
-from ..levels.recipe import load_recipes
+from ..levels.recipe import Recipe, load_recipes
 from ..provenance import git_version
 from ..rundir import RunDir
 from ..settings import ENV_PREFIX
@@ -113,12 +113,13 @@ def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bo
     """
     found = _survey() if live and loaded.profile.backend is Backend.SLURM else None
     spec, profile = loaded.spec, loaded.profile
+    level, later = _levels(loaded, cwd, environ)
     return plan_chain(
         spec,
         profile,
         cwd=cwd,
-        level=_level(loaded, spec, cwd, environ),
-        later=_later(loaded, cwd, environ),
+        level=level,
+        later=later,
         activations=active(environ),
         limits=None if found is None else _limits(found, loaded),
         home=environ.get("HOME"),
@@ -126,11 +127,30 @@ def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bo
     )
 
 
-def _level(loaded: Loaded, asked: Spec | Phase, cwd: Path, environ: Mapping[str, str]) -> Choice:
+def _levels(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> tuple[Choice, list[Choice]]:
+    """Of the command, and of those that follow it."""
+    recipes = load_recipes(cwd, environ)
+    asked: list[Spec | Phase] = [loaded.spec, *loaded.spec.then]
+    level, *later = (_level(loaded, one, recipes, cwd, environ) for one in asked)
+    if sum(choice.chosen == Kind.MODEL.value for choice in (level, *later)) > 1:
+        # One run directory holds the checkpoints of one program.
+        raise SpecError(
+            "then: only one command of a chain may use a Checkpointer; give the others chains "
+            "of their own"
+        )
+    return level, later
+
+
+def _level(
+    loaded: Loaded,
+    asked: Spec | Phase,
+    recipes: Sequence[Recipe],
+    cwd: Path,
+    environ: Mapping[str, str],
+) -> Choice:
     tools = loaded.profile.tools.model_dump(mode="json")
     gpus = int(bool(loaded.spec.resources.gpus))
     work = Work(argv=tuple(asked.argv), cwd=cwd, environ=environ, gpus=gpus)
-    recipes = load_recipes(cwd, environ)
     try:
         return choose(work, asked.level, recipes=recipes, recipe=asked.recipe, tools=tools)
     except SpecError as error:
@@ -138,18 +158,6 @@ def _level(loaded: Loaded, asked: Spec | Phase, cwd: Path, environ: Mapping[str,
         if written is None or not str(error).startswith("recipe: "):
             raise
         raise SpecError(f"{written.origin}: {error}") from None
-
-
-def _later(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> list[Choice]:
-    """One run directory holds the checkpoints of one program that uses a Checkpointer."""
-    later = [_level(loaded, phase, cwd, environ) for phase in loaded.spec.then]
-    own = [_level(loaded, loaded.spec, cwd, environ), *later] if later else []
-    if sum(choice.chosen == Kind.MODEL.value for choice in own) > 1:
-        raise SpecError(
-            "then: only one command of a chain may use a Checkpointer; give the others chains "
-            "of their own"
-        )
-    return later
 
 
 def _limits(found: Survey, loaded: Loaded) -> LiveLimits:
@@ -229,7 +237,7 @@ def _sbatch_all(script: Path, plan: Plan) -> list[str]:
     while plan.strategy is Strategy.AFTERANY and len(jobs) < plan.links:
         try:
             jobs.append(sbatch(script, f"--dependency=afterany:{jobs[-1]}"))
-        except BaseException:
+        except BaseException:  # all of them or none; then raised again
             for job in reversed(jobs):
                 with contextlib.suppress(SchedulerError):
                     slurm.cancel(job)

@@ -81,7 +81,7 @@ class Tidier:
         except Fenced as error:
             self._on_fenced(error)
         except BrokenOff as error:
-            log.info("old checkpoints stay for now: %s", error)
+            log.info("old checkpoints stay until the next commit: %s", error)
         except Exception as error:  # noqa: BLE001 - the commit stands; the next one tidies again
             said = " ".join(f"{type(error).__name__}: {error}".split())
             self._events.emit(Event.RETENTION_FAILED, tier=tier.name, error=said)

@@ -181,7 +181,7 @@ class Dmtcp:
         place = scratch / f"dmtcp-{fsio.unique_suffix()}"
         try:
             coordinator = Coordinator(self._found(work), place, work.environ)
-        except BaseException:
+        except BaseException:  # the window is given back, then raised again
             window.close()
             raise
         self._attempt = _Attempt(coordinator, window)

@@ -47,7 +47,7 @@ class Coordinator:
         self._child = self._start(place / "port", scripts)
         try:
             self.port = self._wait_for_port(place / "port")
-        except BaseException:
+        except BaseException:  # nothing of it outlives this, then raised again
             self.close()
             raise
 

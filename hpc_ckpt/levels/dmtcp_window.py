@@ -54,7 +54,7 @@ class Window:
         try:
             _check_owner(held)
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
+        except BaseException:  # the lock is given back, then raised again
             os.close(held)
             raise
         return held
@@ -72,7 +72,7 @@ class Window:
         self.images.symlink_to(target)
 
     def rest(self) -> None:
-        """Nothing is asked for now: a checkpoint that somebody else asks for (a stray USR2 is
+        """Nothing is asked for: a checkpoint that somebody else asks for (a stray USR2 is
         enough) must find a directory, or the program dies, and none that counts."""
         self._idle.mkdir(exist_ok=True)
         self.point(self._idle)

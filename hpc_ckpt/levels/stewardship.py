@@ -144,8 +144,7 @@ class Steward:
             return EXIT_SAVED
         finally:
             program.end()
-            if self._relay is not None:
-                self._relay.close()
+            self._stop_relaying()
 
     def _begin(self, level: Level) -> Program:
         """From the newest restart that the level can go on from, or from the beginning."""
@@ -186,7 +185,7 @@ class Steward:
             # have files of its own in place; its first() goes on from those.
             raise ResumeFailed(f"{why}; remove {self._restarts.place} to begin anew")
         if self._restarts.keys():
-            log.warning("BEGINS ANEW: what other levels saved cannot be gone on from")
+            log.warning("NO STORED RESTART IS USED: begins anew, unless it has files of its own")
         self._events.emit(Event.STARTED_FRESH, skipped=skipped)
         return self._start(level.first(self._work))
 
@@ -195,11 +194,9 @@ class Steward:
         program = self._start(level.resume(self._work, restart.path, restart.facts))
         try:
             level.resumed(program, time.monotonic() + RESUME_S + restart.size / SLOW_READ)
-        except BaseException:
+        except BaseException:  # nothing of it goes on, then raised again
             program.end()
-            if self._relay is not None:
-                self._relay.close()  # what is put back is not said again
-                self._relay = None
+            self._stop_relaying()  # what is put back is not said again
             raise
         self._trials.survive(level.name)
         self._began_from = restart.key.directory_name
@@ -207,13 +204,17 @@ class Steward:
 
     def _start(self, start: Start) -> Program:
         if start.output is not None:
-            if self._relay is not None:
-                self._relay.close()
+            self._stop_relaying()
             self._relay = Relay(start.output)
         try:
             return Program(start.argv, start.cwd, start.environ, start.output)
         except OSError as error:
             raise SpecError(f"{start.argv[0]}: {error.strerror}") from error
+
+    def _stop_relaying(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
 
     def _attend(self, level: Level, program: Program) -> int:
         self._tried_at = time.monotonic()

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from molecules import require
 
 from hpc_ckpt import lease
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
@@ -47,10 +47,7 @@ LOG_STEP = {"file": "log", "regex": r"step (\d+)"}
 
 @pytest.fixture(scope="session")
 def count(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("gcc") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("gcc is required here: make packages")
-        pytest.skip("gcc is not installed")
+    require("gcc")
     program = tmp_path_factory.mktemp("programs") / "count"
     source = Path(__file__).parent / "programs" / "count.c"
     subprocess.run(["gcc", "-O1", "-o", program, source], check=True)

@@ -1,13 +1,13 @@
 """What is read from executables: real ones, and headers made for the purpose."""
 
 import os
-import shutil
 import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from molecules import require
 
 from hpc_ckpt.levels.binaries import deaf_to_preload, executables, find, launcher_in
 
@@ -32,9 +32,9 @@ def test_a_static_program_is_not(tmp_path: Path) -> None:
     assert "statically" in (deaf_to_preload(elf(tmp_path / "a", 1, 1)) or "")
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 @pytest.mark.parametrize("flag", ["-static", "-static-pie"])
 def test_a_static_program_of_a_real_compiler_is_not(tmp_path: Path, flag: str) -> None:
+    require("gcc")
     source = tmp_path / "a.c"
     source.write_text("int main(void) { return 0; }\n")
     subprocess.run(["gcc", flag, "-o", tmp_path / "a", source], check=True)

@@ -7,26 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from sweeps import make_sweep
 
 from hpc_ckpt.chain.ledger import LONGEST_KILL_WAIT_S
 from hpc_ckpt.chain.past import jobs_of
 from hpc_ckpt.chain.sweep import all_over, member_root, members, sweep_status
 from hpc_ckpt.errors import RootError, SpecError
-from hpc_ckpt.rundir import Done, RunDir
-
-
-def make_sweep(root: Path, count: int) -> list[RunDir]:
-    made = []
-    for number in range(count):
-        rundir = RunDir(root / f"x-{number}")
-        rundir.create()
-        member = {"index": number + 1, "name": rundir.root.name, "values": {"x": str(number)}}
-        record = {"chain": "u", "sweep": str(root), "member": member, "jobs": []}
-        rundir.chain_file.write_text(json.dumps(record))
-        made.append(rundir)
-    listed = [{"name": rundir.root.name, "values": {"x": str(i)}} for i, rundir in enumerate(made)]
-    (root / "sweep.json").write_text(json.dumps({"name": "s", "jobs": ["7"], "members": listed}))
-    return made
+from hpc_ckpt.rundir import Done
 
 
 def test_an_index_finds_its_member(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from sweeps import make_sweep
 
 from hpc_ckpt.chain import slurm
 from hpc_ckpt.chain.stopping import How, stop_sweep
@@ -51,23 +52,6 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
         assert 1 == len(defaults)
         monkeypatch.setattr(getattr(slurm, name), "__defaults__", (double,))
     return double
-
-
-def make_sweep(root: Path, count: int, parallel: int | None = None) -> list[RunDir]:
-    made = []
-    for number in range(count):
-        rundir = RunDir(root / f"x-{number}")
-        rundir.create()
-        member = {"index": number + 1, "name": rundir.root.name, "values": {"x": str(number)}}
-        record = {"chain": "u", "sweep": str(root), "member": member, "jobs": []}
-        rundir.chain_file.write_text(json.dumps(record))
-        made.append(rundir)
-    listed = [{"name": rundir.root.name, "values": {"x": str(i)}} for i, rundir in enumerate(made)]
-    record = {"name": "s", "jobs": ["7"], "members": listed, "parallel": parallel}
-    (root / "sweep.json").write_text(json.dumps(record))
-    (root / "chain.sbatch").write_text("#!/bin/bash\n")
-    (root / "logs").mkdir()
-    return made
 
 
 def runs(rundir: RunDir, job: str, link: int = 1) -> None:
