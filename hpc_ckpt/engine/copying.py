@@ -8,7 +8,7 @@ memory: its OpenMP barriers stall for seconds beside a busy neighbour.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -37,14 +37,19 @@ class Copier:
         self._sources: list[Any] = [None] * len(places)
         self._kinds: Kinds | None = None
 
-    def copy(self, values: Sequence[Value], addresses: Sequence[int] | None = None) -> None:
+    def copy(
+        self,
+        values: Sequence[Value],
+        addresses: Sequence[int] | None = None,
+        left_out: Collection[int] = (),
+    ) -> None:
         """All bytes are in the buffer when this returns. The values' form never changes.
 
-        `addresses`: where each lies, if somebody has asked already.
+        `addresses`: where each lies, if somebody has asked already. `left_out`: plain values, by
+        number, whose bytes are in the buffer already.
         """
-        if self._kinds is None:
-            self._kinds = Kinds(values, self._places)
-        kinds, lies_at = self._kinds, addresses or [address_of(value) for value in values]
+        kinds = self.kinds(values)
+        lies_at = addresses or [address_of(value) for value in values]
         devices = [_DeviceCopy(device) for device in kinds.on_device]
         begun: list[_DeviceCopy] = []
         try:
@@ -52,14 +57,19 @@ class Copier:
                 numbers = kinds.on_device[device.device]
                 begun.append(device)
                 device.begin([(self._targets[n], values[n]) for n in numbers])
-            self._copy_large(lies_at, kinds.large)
-            self._copy_small(lies_at, kinds.small)
+            self._copy_large(lies_at, _rest(kinds.large, left_out))
+            self._copy_small(lies_at, _rest(kinds.small, left_out))
             for number in kinds.odd:
                 copy_into(self._targets[number], values[number])
         finally:
             # Also after an error: the buffer is given back then, and the device writes into it.
             for device in begun:
                 device.wait()
+
+    def kinds(self, values: Sequence[Value]) -> Kinds:
+        if self._kinds is None:
+            self._kinds = Kinds(values, self._places)
+        return self._kinds
 
     def learn(self, kinds: Kinds, addresses: Sequence[int]) -> None:
         """What copy() would find out the first time; nothing is copied, nothing kept alive."""
@@ -101,6 +111,10 @@ class Copier:
         Row(len(batches) - 1, move).run(THREADS if total >= _WORTH_A_THREAD else 1)
 
 
+def _rest(numbers: list[int], left_out: Collection[int]) -> list[int]:
+    return [number for number in numbers if number not in left_out] if left_out else numbers
+
+
 class Kinds:
     """Which value is copied in which way; of a form, so it holds for all values of that form.
 
@@ -124,6 +138,11 @@ class Kinds:
                 self.small.append(number)
             else:
                 self.large.append(number)
+        self._plain = frozenset({*self.small, *self.large})
+
+    def are_plain(self, numbers: Collection[int]) -> bool:
+        """Whether each of these is one stretch of host memory."""
+        return self._plain.issuperset(numbers)
 
 
 def on_device(value: Value) -> bool:

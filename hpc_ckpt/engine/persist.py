@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import UserError
-from ..format.image import ImageLayout
 from ..format.manifest import Manifest, ShardRecord
 from ..rundir import CheckpointKey
 from ..tiers.base import Committed, Staging, Tier
@@ -45,27 +44,29 @@ def persist(
     steady = steady or Steady()
     with tier.stage(key) as staging:
         shards = tuple(
-            _write_or_refer(staging, layout, image, steady if expected else None, key, pace)
-            for layout, image, expected in zip(
-                snapshot.layouts, snapshot.images, snapshot.steady, strict=True
-            )
+            _write_or_refer(staging, snapshot, number, steady, key, pace)
+            for number in range(len(snapshot.layouts))
         )
         committed = staging.commit(record(shards), guard, elsewhere)
-    for shard, expected in zip(shards, snapshot.steady, strict=True):
-        if expected:
+    for number, shard in enumerate(shards):
+        if snapshot.steady[number]:
             steady.committed(shard, committed.key.directory_name)
+            snapshot.learn(number, shard.digests)
     return committed
 
 
 def _write_or_refer(
     staging: Staging,
-    layout: ImageLayout,
-    image: memoryview,
-    steady: Steady | None,
+    snapshot: Snapshot,
+    number: int,
+    steady: Steady,
     key: CheckpointKey,
     pace: Pace | None,
 ) -> ShardRecord:
-    held = None if steady is None else steady.held(layout, image)
+    layout, image = snapshot.layouts[number], snapshot.images[number]
+    held = None
+    if snapshot.steady[number]:
+        held = steady.held(layout, image, known=snapshot.digests.get(number))
     # A second save of the step that wrote it cannot refer to what may turn out to be itself.
     if held is not None and not _is_older(held, key):
         held = None

@@ -8,8 +8,8 @@ costs one copy and no allocation; the plan of that copy is made once for each fo
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ..state.outline import Match, Outline, outline_of
 from ..state.tree import encode
 from ..units import format_size
 from .copying import Copier, Kinds, buffer_for, on_device
+from .unmoved import has_digests
 
 SLOTS = 2
 """One is written while the other takes the next snapshot."""
@@ -41,6 +42,11 @@ class Snapshot:
     """For each image: it holds leaves that are expected not to have changed."""
     release: Callable[[], None]
     """Gives the buffer back; called once, when the images are not needed any more."""
+    digests: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Of the chunks of an image, by its number, where they are known already."""
+    learn: Callable[[int, tuple[str, ...]], None] = lambda number, digests: None
+    """Whoever has digested an image says so, before release(): the next snapshot need not copy
+    what still has these digests."""
 
     @property
     def size(self) -> int:
@@ -68,6 +74,8 @@ class _Plan:
     total: int
     places: list[tuple[int, int]]
     """[start, end) of each leaf in a buffer, in the order of the leaves."""
+    still: dict[int, list[int]]
+    """By the number of an image with steady leaves: their numbers, in file order."""
 
 
 def _plan(leaves: Sequence[LeafSpec], aliases: dict[str, str], steady: Collection[str]) -> _Plan:
@@ -80,6 +88,7 @@ def _plan(leaves: Sequence[LeafSpec], aliases: dict[str, str], steady: Collectio
         for name, (start, end) in layout.spans.items():
             spans[name] = (total + start, total + end)
         total += fsio.round_up(layout.size)
+    numbers = {leaf.name: number for number, leaf in enumerate(leaves)}
     return _Plan(
         aliases=aliases,
         layouts=layouts,
@@ -87,6 +96,10 @@ def _plan(leaves: Sequence[LeafSpec], aliases: dict[str, str], steady: Collectio
         starts=tuple(starts),
         total=total,
         places=[spans[leaf.name] for leaf in leaves],
+        still={
+            number: [numbers[name] for name in layouts[number].spans]
+            for number in range(len(moving), len(layouts))
+        },
     )
 
 
@@ -97,6 +110,8 @@ class Slot:
     def __init__(self) -> None:
         self.memory: memoryview | None = None
         self.images: tuple[memoryview, ...] = ()
+        self.digests: dict[int, tuple[str, ...]] = {}
+        """Of the images as they are now, as far as somebody has told."""
         self.taken = False
         self._pinned = False
         self._plan: _Plan | None = None
@@ -111,8 +126,22 @@ class Slot:
         self.images = tuple(view[start : start + layout.size] for layout, start in starts)
         for layout, image in zip(plan.layouts, self.images, strict=True):
             image[: len(layout.header)] = layout.header
+        self.digests = {}
         self._plan, self._copier = plan, Copier(view, plan.places)
         return self._copier
+
+    def unmoved(self, plan: _Plan, kinds: Kinds, addresses: Sequence[int]) -> set[int]:
+        """Leaves whose bytes are in the buffer already; what was known of other images is not
+        any more: they are about to be overwritten."""
+        found: set[int] = set()
+        self.digests, before = {}, self.digests
+        for number, digests in before.items():
+            leaves = plan.still[number]
+            here = [addresses[leaf] for leaf in leaves]
+            if kinds.are_plain(leaves) and has_digests(plan.layouts[number], here, digests):
+                self.digests[number] = digests
+                found.update(leaves)
+        return found
 
     def sized(self, size: int, *, pinned: bool) -> memoryview:
         if self.memory is None or len(self.memory) < size or self._pinned != pinned:
@@ -265,7 +294,10 @@ class Camera:
     ) -> Snapshot:
         self._stay_below_limit(slot, plan.total)
         copier = slot.prepare(plan, pinned=self.pinned)
-        copier.copy(values, addresses)
+        unmoved: Collection[int] = ()
+        if addresses is not None:
+            unmoved = slot.unmoved(plan, copier.kinds(values), addresses)
+        copier.copy(values, addresses, unmoved)
         return Snapshot(
             make_tree=make_tree,
             aliases=plan.aliases,
@@ -273,6 +305,8 @@ class Camera:
             images=slot.images,
             steady=plan.steady,
             release=lambda: _release(slot),
+            digests=dict(slot.digests),
+            learn=slot.digests.__setitem__,
         )
 
     def _stay_below_limit(self, slot: Slot, size: int) -> None:

@@ -35,12 +35,20 @@ class Steady:
         """Changed although they were expected not to: not guessed at again."""
 
     def held(
-        self, layout: ImageLayout, image: memoryview, chunk: int = CHUNK
+        self,
+        layout: ImageLayout,
+        image: memoryview,
+        chunk: int = CHUNK,
+        *,
+        known: tuple[str, ...] | None = None,
     ) -> ShardRecord | None:
-        """The record of the older shard with exactly these bytes, if one is known."""
+        """The record of the older shard with exactly these bytes, if there is one.
+
+        `known`: the image's digests, if somebody has made them.
+        """
         if not any(record.size == layout.size for record in self._known.values()):
             return None
-        digests = tuple(
+        digests = known or tuple(
             digest(image[start : start + chunk]) for start in range(0, layout.size, chunk)
         )
         found = self._known.get(digests)
