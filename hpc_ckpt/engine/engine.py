@@ -55,12 +55,14 @@ class Engine:
         self._clock = clock
         self._camera = Camera(publisher.memory)
         self._under_way = UnderWay(clock)
+        self._pacing = Pacing()
         self._tidier = Tidier(
             publisher.keep,
             publisher.lease,
             publisher.events,
             on_fenced=self._overtaken,
             on_damaged=self._distrust,
+            pace=self._pacing.calm,
             origin=origin,
         )
         self._drainer = Drainer(
@@ -82,7 +84,6 @@ class Engine:
         self.snapshot_step = step
         """Step of the last snapshot, or where this process began."""
         self.snapshot_s = clock()
-        self._pacing = Pacing()
         self._published: Manifest | None = None
         """The newest that this process committed, in whichever tier."""
         self._failure: tuple[Pending, Exception] | None = None
@@ -262,6 +263,7 @@ class Engine:
 
     def wait(self, timeout: float | None = None) -> bool:
         """True once nothing is under way; in a hurry, for training waits too."""
+        self._tidier.hasten()
         return self._under_way.wait(timeout)
 
     def settle(self, left_s: float | None = None) -> None:

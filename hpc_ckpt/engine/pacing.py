@@ -30,3 +30,8 @@ class Pacing:
             return Pace()
         due_s = self.interval_s * INTERVAL_SHARE
         return Pace(max(BACKGROUND_RATE, size / due_s if due_s > 0 else 0.0))
+
+    def calm(self, size: int) -> Pace:
+        """For what follows a save of this size: slowly, but over before the next one is due."""
+        due_s = self.interval_s * (1 - INTERVAL_SHARE) / 2
+        return Pace(max(BACKGROUND_RATE, size / due_s if due_s > 0 else 0.0))

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 
 from ..errors import BrokenOff, CorruptCheckpoint, Fenced
 from ..events import Event, EventLog
+from ..format.manifest import CHUNK
 from ..lease import Lease
 from ..rundir import CheckpointKey
 from ..settings import Keep
 from ..tiers.base import Committed, Tier
 from ..tiers.retention import retain
+from ..tiers.writing import Pace
 from .restore import Origin
 from .scrub import Scrubber
 
@@ -34,6 +36,7 @@ class Tidier:
         *,
         on_fenced: Callable[[Fenced], None],
         on_damaged: Callable[[str], None] = lambda holder: None,
+        pace: Callable[[int], Pace] = lambda size: Pace(),
         origin: Origin | None = None,
     ) -> None:
         self._keep = keep
@@ -41,6 +44,10 @@ class Tidier:
         self._events = events
         self._on_fenced = on_fenced
         self._on_damaged = on_damaged
+        self._pace = pace
+        """How fast that many bytes may be read beside training."""
+        self._reading: Pace | None = None
+        self._hasty = False
         self._verified = {} if origin is None else {origin.tier.name: origin.key}
         """By tier: the newest of which every byte was read; it goes only after another was."""
         self._broken: dict[str, set[CheckpointKey]] = {}
@@ -58,6 +65,17 @@ class Tidier:
         """Somebody waits for a save: a look at every byte of the last one is broken off, and what
         it would have let go stays until the next commit."""
         self._hurried.set()
+        self._wake()
+
+    def hasten(self) -> None:
+        """Somebody waits for all to end: from now on nothing is read slowly."""
+        self._hasty = True
+        self._wake()
+
+    def _wake(self) -> None:
+        reading = self._reading
+        if reading is not None and (self._hasty or self._hurried.is_set()):
+            reading.hurry()
 
     def tidy(self, tier: Tier, committed: Committed) -> None:
         self._hurried.clear()
@@ -101,7 +119,14 @@ class Tidier:
             self._verified[tier.name] = committed.key
 
     def _read_back(self, tier: Tier, committed: Committed) -> None:
-        defects = tier.verify(committed.key, self._hurried.is_set)
+        self._reading = reading = self._pace(committed.size)
+        self._wake()  # somebody may have come before there was something to wake
+
+        def stop() -> bool:
+            reading.took(CHUNK)
+            return self._hurried.is_set()
+
+        defects = tier.verify(committed.key, stop)
         if not defects:
             return
         error = CorruptCheckpoint(committed.path, defects)

@@ -24,12 +24,21 @@ from .defects import Defect, DefectKind
 from .image import StoredLeaf
 from .manifest import Digester, ShardRecord
 
-THREADS = 3
-"""While one compares and one copies, one reads."""
+
+class Manner(NamedTuple):
+    """How a shard is read: by so many threads, each in pieces of this size."""
+
+    threads: int
+    piece: int
+
+
+FROM_DISK = Manner(6, 2 * 1024**2)
+"""While some compare and copy, enough reads are under way to keep a disk busy (ADR 9)."""
+FROM_CACHE = Manner(2, 512 * 1024)
+"""Every byte is a copy by a core; a piece stays in that core's own cache until it is digested."""
 
 ALIGNMENT = 64
 """Of torch's own memory on the CPU."""
-_PIECE = 2 * 1024**2
 _FEW = 64
 _ARENA = 128 * 1024**2
 
@@ -122,7 +131,8 @@ def read_shard(
 ) -> list[Defect]:
     """Read and check every chunk; fill the spans, which are sorted, do not overlap, and may
     leave out what nobody wants. One defect for each chunk that differs: then nothing in the
-    spans may be used. BrokenOff once `stop` says so.
+    spans may be used. BrokenOff once `stop` says so; it is asked before each chunk and may make
+    the reader wait. Who may break it off is in no hurry: then one thread reads.
     """
     return _ShardRead(descriptor, record, spans, stop).run()
 
@@ -143,10 +153,12 @@ class _ShardRead:
         self._defects: dict[int, Defect] = {}
         self._own = threading.local()
         cached = fsio.is_cached(descriptor, record.size)
+        self._manner = FROM_CACHE if cached else FROM_DISK
         self._direct = not cached and fsio.set_direct(descriptor, direct=True)
 
     def run(self) -> list[Defect]:
-        Row(len(self._record.digests), self._chunk).run(THREADS)
+        threads = self._manner.threads if self._stop is never else 1
+        Row(len(self._record.digests), self._chunk).run(threads)
         return [defect for _, defect in sorted(self._defects.items())]
 
     def _chunk(self, number: int) -> None:
@@ -156,8 +168,8 @@ class _ShardRead:
         end = min(start + self._record.chunk, self._record.size)
         digester = Digester()
         # In pieces that are still in the processor's cache when they are digested and copied.
-        for low in range(start, end, _PIECE):
-            high = min(low + _PIECE, end)
+        for low in range(start, end, self._manner.piece):
+            high = min(low + self._manner.piece, end)
             views = self._read(low, high)
             if views is None:
                 detail = f"ended inside chunk {number} while it was being read"
@@ -215,7 +227,7 @@ class _ShardRead:
     def _own_buffer(self) -> memoryview:
         """One piece of this thread's own, with room for the last page of direct I/O."""
         if not hasattr(self._own, "buffer"):
-            size = min(_PIECE, self._record.size)
+            size = min(self._manner.piece, self._record.size)
             self._own.buffer = memoryview(fsio.allocate(size))
         buffer: memoryview = self._own.buffer
         return buffer

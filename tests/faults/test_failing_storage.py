@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from hpc_ckpt import Checkpointer, LinkEnded, events, fsio
+from hpc_ckpt.engine import pacing
 from hpc_ckpt.engine.snapshot import Camera
 from hpc_ckpt.errors import NoCheckpoint
 from hpc_ckpt.events import Event, EventLog
@@ -423,9 +424,26 @@ def test_the_only_other_copy_goes_only_after_the_new_one_was_read(
     with Checkpointer(rundir.root, keep=1, value=torch.zeros(3)) as ckpt:
         ckpt.step()
         ckpt.save(wait=True)
-        monkeypatch.setattr(tier, "verify", lambda _key: [broken])
+        monkeypatch.setattr(tier, "verify", lambda _key, _stop: [broken])
         ckpt.step()
         ckpt.save(wait=True)
         ckpt.step()
     assert [1, 2, 3] == [key.step for key in rundir.committed()]
     assert recorded(rundir, Event.RETENTION_FAILED)
+
+
+def test_whoever_waits_for_a_save_does_not_wait_for_a_calm_look_at_the_last_one(
+    rundir: RunDir, tier: FaultyTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new checkpoint is read back slowly, beside training; a save that is waited for ends that,
+    and what would have been removed stays until the next commit."""
+    monkeypatch.setattr(pacing, "BACKGROUND_RATE", 1.0)  # a chunk in half a year
+    with Checkpointer(rundir.root, keep=1, value=torch.zeros(3)) as ckpt:
+        for _ in range(3):
+            ckpt.step()
+            ckpt.save(wait=True)
+        kept = [key.step for key in rundir.committed()]
+    assert [1, 2, 3] == kept
+    assert not recorded(rundir, Event.SAVE_STUCK)
+    # Leaving waits for the look, which is then not calm: what it lets go is gone.
+    assert [3] == [key.step for key in rundir.committed()]
