@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import fsio
+from . import fsio, processes
 from .errors import Fenced, RootError
 from .rundir import RunDir
 
@@ -170,7 +170,7 @@ def taken_at(rundir: RunDir, generation: int) -> float:
 
 def started_at(holder: Holder) -> float:
     """When a holder on this host, in this boot, began; unix seconds."""
-    ago = time.clock_gettime(time.CLOCK_BOOTTIME) - holder.started / os.sysconf("SC_CLK_TCK")
+    ago = time.clock_gettime(time.CLOCK_BOOTTIME) - holder.started / processes.TICKS
     return time.time() - ago
 
 
@@ -234,9 +234,5 @@ def _boot_id() -> str:
 
 def _ticks(pid: int) -> float | None:
     """Start time of a living process in clock ticks since boot; None for none or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else float(fields[19])
+    stat = processes.stat_of(pid)
+    return None if stat is None or stat.ended else float(stat.started)
