@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from ..errors import BrokenOff
 from ..parallel import Row
 from .defects import Defect, DefectKind
 from .image import StoredLeaf
+from .landing import Landing
 from .manifest import Digester, ShardRecord
 
 THREADS = 3
@@ -119,12 +120,14 @@ def read_shard(
     record: ShardRecord,
     spans: Sequence[Span] = (),
     stop: Callable[[], bool] = never,
+    landing: Landing | None = None,
 ) -> list[Defect]:
     """Read and check every chunk; fill the spans, which are sorted, do not overlap, and may
     leave out what nobody wants. One defect for each chunk that differs: then nothing in the
-    spans may be used. BrokenOff once `stop` says so.
+    spans may be used. BrokenOff once `stop` says so, or the landing is closed, through which
+    everything gets into the spans if there is one.
     """
-    return _ShardRead(descriptor, record, spans, stop).run()
+    return _ShardRead(descriptor, record, spans, stop, landing).run()
 
 
 class _ShardRead:
@@ -134,8 +137,10 @@ class _ShardRead:
         record: ShardRecord,
         spans: Sequence[Span],
         stop: Callable[[], bool],
+        landing: Landing | None,
     ) -> None:
         self._stop = stop
+        self._landing = landing
         self._descriptor = descriptor
         self._record = record
         self._spans = spans
@@ -221,7 +226,12 @@ class _ShardRead:
         return buffer
 
     def _spanned(self, low: int, high: int) -> list[memoryview] | None:
-        """The places of all these bytes, in order, if each has one and they are not too many."""
+        """The places of all these bytes, in order, if each has one and they are not too many.
+
+        None with a landing: no read may know of them.
+        """
+        if self._landing is not None:
+            return None
         views: list[memoryview] = []
         index = max(bisect.bisect_right(self._starts, low) - 1, 0)
         while low < high:
@@ -237,6 +247,11 @@ class _ShardRead:
 
     def _scattered(self, view: memoryview, start: int, end: int) -> Sequence[memoryview]:
         """Copied to where it belongs; what nobody wants is left out."""
+        with self._landing.copying(len(view)) if self._landing is not None else nullcontext():
+            self._scatter(view, start, end)
+        return (view,)
+
+    def _scatter(self, view: memoryview, start: int, end: int) -> None:
         index = max(bisect.bisect_right(self._starts, start) - 1, 0)
         while index < len(self._spans) and self._spans[index].start < end:
             span = self._spans[index]
@@ -245,7 +260,6 @@ class _ShardRead:
                 source = view[low - start : high - start]
                 span.target[low - span.start : high - span.start] = source
             index += 1
-        return (view,)
 
 
 def _read_pages(descriptor: int, whole: memoryview, offset: int) -> int:
