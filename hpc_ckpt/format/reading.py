@@ -8,6 +8,7 @@ thread, and whatever the caller gives to be filled.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import errno
 import os
 import stat
@@ -32,6 +33,7 @@ ALIGNMENT = 64
 """Of torch's own memory on the CPU."""
 _PIECE = 2 * 1024**2
 _FEW = 64
+_LARGE = 64 * 1024
 _ARENA = 128 * 1024**2
 
 # O_NONBLOCK: a FIFO under a shard's name must not hang the reader before it is refused.
@@ -257,9 +259,17 @@ class _ShardRead:
             span = self._spans[index]
             low, high = max(span.start, start), min(span.end, end)
             if low < high:
-                source = view[low - start : high - start]
-                span.target[low - span.start : high - span.start] = source
+                target = span.target[low - span.start : high - span.start]
+                _copy(target, view[low - start : high - start])
             index += 1
+
+
+def _copy(target: memoryview, source: memoryview) -> None:
+    """Large ones without the interpreter's lock: the other threads go on meanwhile."""
+    if len(source) < _LARGE or len(target) != len(source):
+        target[:] = source  # raises where they differ
+    else:
+        ctypes.memmove(fsio.address(target), fsio.address(source), len(source))
 
 
 def _read_pages(descriptor: int, whole: memoryview, offset: int) -> int:
