@@ -96,7 +96,12 @@ def acquire(rundir: RunDir, holder: Holder, waiting: Waiting) -> Lease:
         while True:
             last = highest(rundir)
             _wait_for_release(rundir, last, waiting, end)
-            if _link(claim, rundir.lease / f"{last + 1:08d}"):
+            try:
+                taken = _link(claim, rundir.lease / f"{last + 1:08d}")
+            except FileNotFoundError:  # swept by somebody who took it for a leftover
+                claim = _write_claim(rundir, holder)
+                continue
+            if taken:
                 fsio.sync_directory(rundir.lease)
                 return Lease(rundir, last + 1)
     finally:
@@ -209,11 +214,12 @@ def _wait_for_release(rundir: RunDir, generation: int, waiting: Waiting, end: fl
 
 
 def _link(claim: Path, target: Path) -> bool:
-    """True if we own `target` now. NFS may report an error for a link that was made."""
+    """True if we own `target` now. NFS may report an error for a link that was made, and repeat
+    a request that was carried out: then it exists, and is ours."""
     try:
         os.link(claim, target)
     except FileExistsError:
-        return False
+        return claim.stat().st_nlink == 2
     except OSError:
         if claim.stat().st_nlink != 2:
             raise
