@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import fsio
+from . import fsio, processes
 from .errors import Fenced, RootError
 from .rundir import RunDir
 
@@ -96,7 +96,12 @@ def acquire(rundir: RunDir, holder: Holder, waiting: Waiting) -> Lease:
         while True:
             last = highest(rundir)
             _wait_for_release(rundir, last, waiting, end)
-            if _link(claim, rundir.lease / f"{last + 1:08d}"):
+            try:
+                taken = _link(claim, rundir.lease / f"{last + 1:08d}")
+            except FileNotFoundError:  # swept by somebody who took it for a leftover
+                claim = _write_claim(rundir, holder)
+                continue
+            if taken:
                 fsio.sync_directory(rundir.lease)
                 return Lease(rundir, last + 1)
     finally:
@@ -170,7 +175,7 @@ def taken_at(rundir: RunDir, generation: int) -> float:
 
 def started_at(holder: Holder) -> float:
     """When a holder on this host, in this boot, began; unix seconds."""
-    ago = time.clock_gettime(time.CLOCK_BOOTTIME) - holder.started / os.sysconf("SC_CLK_TCK")
+    ago = time.clock_gettime(time.CLOCK_BOOTTIME) - holder.started / processes.TICKS
     return time.time() - ago
 
 
@@ -209,11 +214,12 @@ def _wait_for_release(rundir: RunDir, generation: int, waiting: Waiting, end: fl
 
 
 def _link(claim: Path, target: Path) -> bool:
-    """True if we own `target` now. NFS may report an error for a link that was made."""
+    """True if we own `target` now. NFS may report an error for a link that was made, and repeat
+    a request that was carried out: then it exists, and is ours."""
     try:
         os.link(claim, target)
     except FileExistsError:
-        return False
+        return claim.stat().st_nlink == 2
     except OSError:
         if claim.stat().st_nlink != 2:
             raise
@@ -234,9 +240,5 @@ def _boot_id() -> str:
 
 def _ticks(pid: int) -> float | None:
     """Start time of a living process in clock ticks since boot; None for none or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else float(fields[19])
+    stat = processes.stat_of(pid)
+    return None if stat is None or stat.ended else float(stat.started)

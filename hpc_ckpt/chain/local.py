@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .. import fsio, lease
+from .. import fsio, lease, processes
 from ..errors import HpcCkptError, RootError
 from ..lease import Holder
 from ..rundir import RunDir
@@ -245,13 +245,7 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
 
 def kill_session(leader: int) -> None:
     """Kill whatever is left of a session; nothing of a link may outlive it."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == leader and fields[0] != "Z":
+    for pid, stat in processes.every():
+        if stat.session == leader and not stat.ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(int(entry.name), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)

@@ -17,10 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from .. import events, fsio, lease
+from .. import events, fsio, lease, processes
 from ..errors import (
     EXIT_COMPLETE,
     EXIT_FAILED,
@@ -374,8 +373,5 @@ class TaskLink:
 
 
 def _parent(pid: int) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[1])
+    stat = processes.stat_of(pid)
+    return None if stat is None else stat.parent

@@ -107,7 +107,7 @@ def newest(stack: Stack, use: Callable[[Reader], None]) -> Found:
     skipped: list[Skipped] = []
     for key, tier in stack.newest_first():
         try:
-            reader = tier.reader(key)
+            reader = stack.reader(tier, key)
             use(reader)
             return Found(reader, tier, tuple(skipped))
         except NoCheckpoint:
@@ -121,9 +121,11 @@ def newest(stack: Stack, use: Callable[[Reader], None]) -> Found:
     if skipped:
         place = skipped[0].path.parent
         told = "; ".join(str(one) for one in skipped)
+        passing = not any(one.damaged for one in skipped)
+        again = "Run it again when they can be read, or move" if passing else "Move"
         raise NoCheckpoint(
             place,
-            f"none of its checkpoints can be used ({told}). Move it away to start afresh, with "
+            f"none of its checkpoints can be used ({told}). {again} it away to start afresh, with "
             "objects made anew: parts of what was read may be in those that were tracked",
         )
     return Found(None, None, ())

@@ -8,12 +8,13 @@ thread, and whatever the caller gives to be filled.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import errno
 import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from ..errors import BrokenOff
 from ..parallel import Row
 from .defects import Defect, DefectKind
 from .image import StoredLeaf
+from .landing import Landing
 from .manifest import Digester, ShardRecord
 
 
@@ -40,6 +42,7 @@ FROM_CACHE = Manner(2, 512 * 1024)
 ALIGNMENT = 64
 """Of torch's own memory on the CPU."""
 _FEW = 64
+_LARGE = 64 * 1024
 _ARENA = 128 * 1024**2
 
 # O_NONBLOCK: a FIFO under a shard's name must not hang the reader before it is refused.
@@ -128,13 +131,15 @@ def read_shard(
     record: ShardRecord,
     spans: Sequence[Span] = (),
     stop: Callable[[], bool] = never,
+    landing: Landing | None = None,
 ) -> list[Defect]:
     """Read and check every chunk; fill the spans, which are sorted, do not overlap, and may
     leave out what nobody wants. One defect for each chunk that differs: then nothing in the
-    spans may be used. BrokenOff once `stop` says so; it is asked before each chunk and may make
-    the reader wait. Who may break it off is in no hurry: then one thread reads.
+    spans may be used. BrokenOff once `stop` says so, which is asked before each chunk and may make
+    the reader wait; or once the landing is closed, through which everything gets into the spans if
+    there is one. Who may break it off is in no hurry: then one thread reads.
     """
-    return _ShardRead(descriptor, record, spans, stop).run()
+    return _ShardRead(descriptor, record, spans, stop, landing).run()
 
 
 class _ShardRead:
@@ -144,8 +149,10 @@ class _ShardRead:
         record: ShardRecord,
         spans: Sequence[Span],
         stop: Callable[[], bool],
+        landing: Landing | None,
     ) -> None:
         self._stop = stop
+        self._landing = landing
         self._descriptor = descriptor
         self._record = record
         self._spans = spans
@@ -233,7 +240,12 @@ class _ShardRead:
         return buffer
 
     def _spanned(self, low: int, high: int) -> list[memoryview] | None:
-        """The places of all these bytes, in order, if each has one and they are not too many."""
+        """The places of all these bytes, in order, if each has one and they are not too many.
+
+        None with a landing: no read may know of them.
+        """
+        if self._landing is not None:
+            return None
         views: list[memoryview] = []
         index = max(bisect.bisect_right(self._starts, low) - 1, 0)
         while low < high:
@@ -249,15 +261,27 @@ class _ShardRead:
 
     def _scattered(self, view: memoryview, start: int, end: int) -> Sequence[memoryview]:
         """Copied to where it belongs; what nobody wants is left out."""
+        with self._landing.copying(len(view)) if self._landing is not None else nullcontext():
+            self._scatter(view, start, end)
+        return (view,)
+
+    def _scatter(self, view: memoryview, start: int, end: int) -> None:
         index = max(bisect.bisect_right(self._starts, start) - 1, 0)
         while index < len(self._spans) and self._spans[index].start < end:
             span = self._spans[index]
             low, high = max(span.start, start), min(span.end, end)
             if low < high:
-                source = view[low - start : high - start]
-                span.target[low - span.start : high - span.start] = source
+                target = span.target[low - span.start : high - span.start]
+                _copy(target, view[low - start : high - start])
             index += 1
-        return (view,)
+
+
+def _copy(target: memoryview, source: memoryview) -> None:
+    """Large ones without the interpreter's lock: the other threads go on meanwhile."""
+    if len(source) < _LARGE or len(target) != len(source):
+        target[:] = source  # raises where they differ
+    else:
+        ctypes.memmove(fsio.address(target), fsio.address(source), len(source))
 
 
 def _read_pages(descriptor: int, whole: memoryview, offset: int) -> int:

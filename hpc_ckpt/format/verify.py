@@ -18,6 +18,7 @@ from ..errors import CorruptCheckpoint, HeaderError, ManifestError, NoCheckpoint
 from ..rundir import MANIFEST_NAME, CheckpointKey
 from .defects import Defect, DefectKind
 from .image import StoredLeaf, header_length, read_header
+from .landing import Landing
 from .manifest import (
     MANIFEST_CAP,
     TAIL_BYTES,
@@ -118,20 +119,25 @@ class Reader:
         self._fill({place: spans_of(leaves, targets) for place, leaves in self.headers.items()})
 
     def _fill(self, spans: Mapping[str, Sequence[Span]]) -> None:
+        self._fill_through(None, spans)
+
+    def _fill_through(self, landing: Landing | None, spans: Mapping[str, Sequence[Span]]) -> None:
         defects: list[Defect] = []
         for record in self.manifest.shards:
             try:
-                defects += self._fill_from(record, spans[record.place])
+                defects += self._fill_from(record, spans[record.place], landing)
             except Broken as broken:
                 defects.append(broken.defect)
         if defects:
             raise _rejected(self.path, defects)
 
-    def _fill_from(self, record: ShardRecord, spans: Sequence[Span]) -> list[Defect]:
+    def _fill_from(
+        self, record: ShardRecord, spans: Sequence[Span], landing: Landing | None
+    ) -> list[Defect]:
         header = memoryview(bytearray(len(self.raw[record.place])))
         wanted = [Span(0, len(header), header), *spans]
         with shard_file(self.path, record) as descriptor:
-            defects = read_shard(descriptor, record, wanted)
+            defects = read_shard(descriptor, record, wanted, landing=landing)
         if not defects and header != self.raw[record.place]:
             # What was parsed must be what was hashed: the disk said something else before.
             detail = "read twice, and not the same"

@@ -9,11 +9,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from .. import processes
+
 LOOK_EVERY_S = 0.1
-TICKS = os.sysconf("SC_CLK_TCK")
+TICKS = processes.TICKS
 _RESET = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -76,18 +78,13 @@ class Program:
     def leaves(self) -> list[int]:
         """Those of the tree without children."""
         mine = set(self.tree())
-        parents = {int(fields[1]) for _, fields in _processes()}
+        parents = {stat.parent for _, stat in processes.every()}
         return sorted(mine - parents)
 
     def processor_s(self) -> float:
         """Processor time of the tree, ended children included."""
         mine = set(self.tree())
-        used = sum(
-            sum(int(ticks) for ticks in fields[11:15])
-            for pid, fields in _processes()
-            if pid in mine
-        )
-        return used / TICKS
+        return sum(stat.ticks for pid, stat in processes.every() if pid in mine) / TICKS
 
     def memory(self) -> int:
         """Resident bytes of the tree."""
@@ -101,8 +98,8 @@ def how_it_ended(code: int) -> str:
 def tree_of(root: int) -> list[int]:
     """A process and its descendants, parents before their children."""
     children: dict[int, list[int]] = {}
-    for pid, fields in _processes():
-        children.setdefault(int(fields[1]), []).append(pid)
+    for pid, stat in processes.every():
+        children.setdefault(stat.parent, []).append(pid)
     found, pending = [], [root]
     while pending:
         pid = pending.pop()
@@ -113,17 +110,7 @@ def tree_of(root: int) -> list[int]:
 
 def memory_of(pids: Collection[int]) -> int:
     """Their resident bytes."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    return sum(page * int(fields[21]) for pid, fields in _processes() if pid in pids)
-
-
-def _processes() -> Iterator[tuple[int, list[str]]]:
-    """Every process with the fields of its stat file from the state on."""
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal():
-            with contextlib.suppress(OSError):
-                text = (path / "stat").read_text(encoding="ascii", errors="replace")
-                yield int(path.name), text.rpartition(")")[2].split()
+    return sum(stat.resident for pid, stat in processes.every() if pid in pids)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

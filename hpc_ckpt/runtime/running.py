@@ -32,6 +32,7 @@ from ..state import rng
 from ..state.data import DataState
 from ..state.registry import Registry
 from ..triggers import Triggers
+from . import earlier
 from .boundary import Boundary, Parts, Place
 from .ending import Ending
 from .lookout import Lookout
@@ -167,14 +168,16 @@ class Running:
         began = time.monotonic()
         self.session.stack.recover()
         with uncollected():
-            found = restore.newest(self.session.stack, self._put_back)
+            found = earlier.find(
+                self.session, lambda: restore.newest(self.session.stack, self._put_back)
+            )
         for tier, error in self.session.stack.passed_over.items():
             self.session.events.emit(Event.TIER_FAILED, tier=tier, error=error)
-        skipped = [str(one) for one in found.skipped]
         if found.checkpoint is None or found.tier is None:
             self.session.events.emit(Event.STARTED_FRESH)
             return None
         manifest = found.checkpoint.manifest
+        skipped = (*earlier.overlooked(self.session, found), *found.skipped)
         for difference in restore.differences(manifest):
             _warn(difference)
         self.restored = Restored(
@@ -183,7 +186,7 @@ class Running:
             generation=manifest.generation,
             path=found.checkpoint.path,
             tier=found.tier.name,
-            skipped=found.skipped,
+            skipped=skipped,
         )
         self.session.events.emit(
             Event.RESTORED,
@@ -191,7 +194,7 @@ class Running:
             epoch=manifest.epoch,
             checkpoint=manifest.key.directory_name,
             tier=found.tier.name,
-            skipped=skipped,
+            skipped=[str(one) for one in skipped],
             seconds=round(time.monotonic() - began, 6),
         )
         log.info("restored %s", found.checkpoint.path)

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 PATIENCE_S = 20.0
 """Long for a listing on a bad day, short for a link that could go on without it."""
+READING_S = 60.0
+"""The same for the next bytes of a checkpoint."""
 
 Answer = TypeVar("Answer")
 
@@ -24,9 +26,20 @@ class Asker:
         self.silent: set[str] = set()
         """Names of those that have not answered yet."""
 
-    def ask(self, name: str, question: Callable[[], Answer]) -> Answer:
-        """The answer, or what the question raises; TimeoutError if neither comes."""
-        patience_s = PATIENCE_S if self._patience_s is None else self._patience_s
+    def ask(
+        self,
+        name: str,
+        question: Callable[[], Answer],
+        *,
+        progress: Callable[[], object] = lambda: None,
+        patience_s: float | None = None,
+    ) -> Answer:
+        """The answer, or what the question raises; TimeoutError if neither comes.
+
+        One that takes long is waited for as long as its `progress` changes.
+        """
+        patience_s = self._patience_s if patience_s is None else patience_s
+        patience_s = PATIENCE_S if patience_s is None else patience_s
         if name in self.silent:
             raise TimeoutError("it has not answered since it was last asked")
         answers: list[Answer] = []
@@ -46,7 +59,7 @@ class Asker:
             threading.Thread(target=put, name="hpc-ckpt-ask", daemon=True).start()
         except RuntimeError:  # no thread to be had: asked here, as if it could not hang
             return question()
-        if not ended.wait(patience_s):
+        if not _wait(ended, progress, patience_s):
             self.silent.add(name)
             if ended.is_set():  # in this very moment
                 self.silent.discard(name)
@@ -54,3 +67,13 @@ class Asker:
         if errors:
             raise errors[0]
         return answers[0]
+
+
+def _wait(ended: threading.Event, progress: Callable[[], object], patience_s: float) -> bool:
+    before = progress()
+    while not ended.wait(patience_s):
+        now = progress()
+        if now == before:
+            return False
+        before = now
+    return True

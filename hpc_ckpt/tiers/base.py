@@ -109,7 +109,7 @@ class Tier(Protocol):
 
     def remove(self, key: CheckpointKey) -> bool:
         """When this returns no reader sees it; that it had already gone is fine.
-        False: another checkpoint refers to it, so it stays."""
+        False: another checkpoint refers to it, or it was pinned meanwhile, so it stays."""
 
     def recover(self) -> None:
         """Before anything is read by whoever has the lease: what a killed writer was about to

@@ -126,11 +126,15 @@ class DirectoryTier:
             raise NoCheckpoint(self.path_of(key)) from None
 
     def remove(self, key: CheckpointKey) -> bool:
+        pinned = self.pinned(key)
         # Whoever refers to it is either staged, and then marked, or committed, and then listed.
         with self._lock:
             if self._referred[key.directory_name] or self._is_held(key):
                 return False
             trash = self._hide(key)
+        if trash is not None and not pinned and (trash / PIN_NAME).exists():
+            trash.rename(self.path_of(key))
+            return False
         self._delete(trash)
         return True
 

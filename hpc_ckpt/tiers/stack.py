@@ -16,10 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import SpecError
+from ..format.verify import Reader
 from ..rundir import CheckpointKey, RunDir
+from . import asking
 from .asking import Answer, Asker
 from .base import Tier
 from .directory import DirectoryTier
+from .watched import watched
 from .wishes import HOME, Survives, TierWish
 
 log = logging.getLogger("hpc_ckpt")
@@ -95,6 +98,31 @@ class Stack:
         """A short question, such as what is there. TimeoutError, which is an OSError, if a tier
         hangs; for the home's answer everybody waits: nothing can go on without it."""
         return question() if tier is self.home else self._asker.ask(tier.name, question)
+
+    def reader(self, tier: Tier, key: CheckpointKey) -> Reader:
+        """What reads one checkpoint. TimeoutError, now or while it reads, if the tier hangs.
+
+        For what only the home has everybody waits, and it is read straight into place.
+        """
+        if tier is self.home and not self._is_elsewhere(key):
+            return tier.reader(key)
+
+        def ask(question: Callable[[], Answer], progress: Callable[[], object]) -> Answer:
+            try:
+                return self._asker.ask(
+                    tier.name, question, progress=progress, patience_s=asking.READING_S
+                )
+            except TimeoutError as error:
+                raise TimeoutError(f"tier {tier.name} hangs: {error}") from error
+
+        return watched(ask(lambda: tier.reader(key), lambda: None), ask)
+
+    def _is_elsewhere(self, key: CheckpointKey) -> bool:
+        for tier in self.tiers:
+            with suppress(OSError):
+                if tier is not self.home and key in self.ask(tier, tier.keys):
+                    return True
+        return False
 
     def hangs(self, tier: Tier) -> bool:
         """Whether it owes an answer."""

@@ -5,7 +5,8 @@ of real system calls, and a call that is not answered hangs in the kernel. It sp
 protocol itself (linux/fuse.h, 7.31), so that no library is needed; root mounts it.
 
 fuse_double.py BEHIND PLACE     stdin: one plan a line: {"write": 5} (an errno), {"*": "hang"},
-                                {"fsync:rank-": 5} (of files with that in their name); {} heals,
+                                {"fsync:rank-": 5} (of files with that in their name),
+                                {"read": "hang-far"} (behind a file's first megabyte); {} heals,
                                 and answers what hung. Each plan is acknowledged.
 """
 
@@ -30,7 +31,8 @@ MAX_WRITE = 128 * 1024
 WITHOUT_ANSWER = (2, 36, 42)
 """forget, interrupt, batch_forget"""
 KEPT_FLAGS = os.O_ACCMODE | os.O_TRUNC | os.O_EXCL
-HANG = "hang"
+HANG, HANG_FAR = "hang", "hang-far"
+FAR = 1024**2
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Double:
             return None
         name, operate = OPERATIONS.get(request.opcode, ("unknown", None))
         fault = self._fault(name, request.node)
+        if fault == HANG_FAR:
+            fault = HANG if struct.unpack_from("<8xQ", request.body)[0] >= FAR else None
         if fault == HANG and name != "init":
             self.held.append(request)
             return None

@@ -17,8 +17,10 @@ import torch
 
 from hpc_ckpt import Checkpointer, LinkEnded, events, fsio
 from hpc_ckpt.engine.persist import Pending
+from hpc_ckpt.errors import NoCheckpoint
 from hpc_ckpt.events import Event
 from hpc_ckpt.rundir import CheckpointKey, Result, RunDir
+from hpc_ckpt.runtime import earlier
 from hpc_ckpt.tiers import asking
 from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.stack import UNMEASURED_S
@@ -333,3 +335,110 @@ def test_a_tier_that_answers_late_is_used_again(
         ckpt.step()
         settle(ckpt.save())
         assert 3 == steps_of(tier_of(rundir, fast))[-1]
+
+
+# ── a tier that is not there ──────────────────────────────────────────────────────────────
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(earlier, "WAIT_S", 0.05)
+    monkeypatch.setattr(earlier, "AGAIN_S", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_tier_that_is_not_mounted_is_not_begun_anew_over(rundir: RunDir, fast: Path) -> None:
+    """A node without it looks like a tier without checkpoints; the run directory remembers."""
+    run(rundir, fast, 2)
+    shutil.rmtree(rundir.checkpoints)
+    fast.rename(fast.with_name("elsewhere"))
+    with pytest.raises(NoCheckpoint, match=r"fast is not there; is it mounted on this node\?"):
+        run(rundir, fast, 1)
+    fast.with_name("elsewhere").rename(fast)
+    assert 2 == run(rundir, fast, 3).step
+
+
+@pytest.mark.usefixtures("impatient")
+def test_checkpoints_that_were_removed_everywhere_are_begun_anew(
+    rundir: RunDir, fast: Path
+) -> None:
+    """That is how a user starts afresh."""
+    run(rundir, fast, 2)
+    shutil.rmtree(rundir.checkpoints)
+    shutil.rmtree(tier_of(rundir, fast).path.parent)
+    assert run(rundir, fast, 1) is None
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_tier_that_goes_with_the_job_may_be_gone(rundir: RunDir, fast: Path) -> None:
+    """The next link has another node's disk, and what was only on the first is lost anyway."""
+    storage = {"local": {"path": str(fast), "survives": "process"}}
+    settings = {"storage": storage, "tiers": ["local"], "policy": "every hour"}
+    with pytest.raises(Stopped), Checkpointer(rundir.root, settings=settings) as ckpt:
+        ckpt.step()
+        settle(ckpt.save())
+        raise Stopped
+    shutil.rmtree(rundir.checkpoints)
+    shutil.rmtree(fast)
+    with pytest.raises(Stopped), Checkpointer(rundir.root, settings=settings) as ckpt:
+        assert ckpt.restored is None
+        raise Stopped
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_tier_that_fails_is_not_begun_anew_over(rundir: RunDir, fast: Path) -> None:
+    """An error of the file system says as little as silence."""
+    run(rundir, fast, 2)
+    shutil.rmtree(rundir.checkpoints)
+    place = tier_of(rundir, fast).path
+    place.rename(place.with_name("aside"))
+    place.write_text("a file is in the way")
+    with pytest.raises(NoCheckpoint, match="does not begin anew"):
+        run(rundir, fast, 1)
+    place.unlink()
+    place.with_name("aside").rename(place)
+    assert 2 == run(rundir, fast, 3).step
+
+
+def in_the_home(descriptor: int) -> bool:
+    return "/run/checkpoints/" in str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def test_a_home_that_hangs_while_it_is_read_is_passed_over_for_the_same_elsewhere(
+    rundir: RunDir, fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody else has it, it is waited for: see the next test."""
+    run(rundir, fast, 2)
+    over, real = threading.Event(), os.preadv
+
+    def stuck(descriptor: int, *arguments: Any) -> int:
+        if in_the_home(descriptor):
+            over.wait(60)
+        return real(descriptor, *arguments)
+
+    monkeypatch.setattr(os, "preadv", stuck)
+    monkeypatch.setattr(asking, "READING_S", 0.2)
+    restored = run(rundir, fast, 2, save=False, tiers=["root", fast])
+    over.set()
+    assert (2, str(fast)) == (restored.step, restored.tier)
+    assert ["root"] == [one.tier for one in restored.skipped]
+
+
+def test_what_only_the_home_has_is_waited_for(
+    rundir: RunDir, fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older one elsewhere is no reason to give up on it."""
+    run(rundir, fast, 2)
+    tier = tier_of(rundir, fast)
+    shutil.rmtree(tier.path_of(tier.keys()[-1]))
+    real, slow = os.preadv, threading.Event()
+
+    def late(descriptor: int, *arguments: Any) -> int:
+        if not slow.is_set() and in_the_home(descriptor):
+            slow.set()
+            time.sleep(0.5)
+        return real(descriptor, *arguments)
+
+    monkeypatch.setattr(os, "preadv", late)
+    monkeypatch.setattr(asking, "READING_S", 0.05)
+    restored = run(rundir, fast, 2, save=False, tiers=["root", fast])
+    assert slow.is_set()
+    assert (2, "root", ()) == (restored.step, restored.tier, restored.skipped)

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -51,3 +52,28 @@ def test_without_a_thread_it_is_asked_here(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     assert threading.get_ident() == Asker().ask("disk", threading.get_ident)
+
+
+def test_who_gets_on_is_waited_for() -> None:
+    """However long it takes in all: only a stretch without progress is the end of patience."""
+    asker, over, done = Asker(0.05), threading.Event(), itertools.count()
+    answers: list[str] = []
+
+    def ask() -> None:
+        answers.append(asker.ask("disk", lambda: str(over.wait(30)), progress=lambda: next(done)))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join(0.5)
+    assert ([], set()) == (answers, asker.silent)
+    over.set()
+    thread.join(30)
+    assert ["True"] == answers
+
+
+def test_who_got_on_once_is_not_waited_for_for_ever() -> None:
+    asker, over, moments = Asker(), threading.Event(), iter([0, 1, 1])
+    with pytest.raises(TimeoutError, match=r"after 0\.02 s"):
+        asker.ask("disk", over.wait, progress=lambda: next(moments), patience_s=0.02)
+    assert {"disk"} == asker.silent
+    over.set()

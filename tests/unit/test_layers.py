@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "hpc_ckpt"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 GROUND_FLOOR = {
     "errors", "events", "units", "fsio", "rundir", "lease", "settings", "resources", "testing",
-    "preflight", "parallel", "cores", "provenance", "policy", "format", "tiers",
+    "preflight", "parallel", "cores", "processes", "provenance", "policy", "format", "tiers",
 }  # fmt: skip
 RUNTIME_WING = {"state", "engine", "triggers", "runtime", "checkpointer", "integrations"}
 CHAIN_WING = {"levels", "chain", "analysis", "cli"}

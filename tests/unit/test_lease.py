@@ -214,3 +214,36 @@ def test_of_several_that_start_at_once_one_gets_the_root(rundir: RunDir) -> None
     for worker in workers:
         worker.join()
     assert ["refused", "refused", "refused", "started"] == answers
+
+
+def test_a_link_that_was_made_although_it_is_said_to_exist_is_ours(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS repeats a request whose answer was lost, and finds its own work."""
+    real = os.link
+
+    def repeated(source: Path, target: Path) -> None:
+        real(source, target)
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", repeated)
+    assert 1 == take(rundir, alive=True).generation
+    assert [1] == lease.generations(rundir)
+
+
+def test_a_claim_that_was_swept_while_it_waited_is_written_again(rundir: RunDir) -> None:
+    """Others take a file of that name for one that a killed process left, after a minute."""
+    take(rundir)
+    clock = Clock()
+    swept: list[str] = []
+
+    def sweep() -> None:
+        for path in rundir.lease.glob(".claim*"):
+            swept.append(path.name)
+            path.unlink()
+
+    clock.after[10.0] = sweep
+    taken = lease.acquire(rundir, Holder.here(), waiting(clock, alive=True)[0])
+    assert (2, 1) == (taken.generation, len(swept))
+    assert [] == list(rundir.lease.glob(".claim*"))
+    assert Holder.here() == lease.holder_of(rundir, 2)

@@ -179,3 +179,22 @@ def test_nothing_goes_when_the_newest_verified_is_not_here(tier: DirectoryTier) 
     removed = retain(tier, Keep(last=1), generation=1, committed=key(50), guard=nobody)
     assert removed == []
     assert len(tier.keys()) == 4
+
+
+def test_a_pin_set_in_the_last_moment_is_seen(
+    tier: DirectoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the last look and the rename all manifests are read, which may take seconds."""
+    real = DirectoryTier._is_held
+
+    def slow(self: DirectoryTier, one: CheckpointKey) -> bool:
+        held = real(self, one)
+        if one == key(20):
+            self.pin(one)
+        return held
+
+    monkeypatch.setattr(DirectoryTier, "_is_held", slow)
+    removed = retain(tier, Keep(last=1), generation=1, committed=key(30), guard=lambda: None)
+    assert (False, True) == (key(20) in removed, key(20) in tier.keys())  # noqa: SIM118 - a tier
+    assert key(10) in removed
+    assert [] == tier.verify(key(20))
