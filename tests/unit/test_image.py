@@ -265,6 +265,11 @@ BROKEN = {
     "nested too deeply": (file_with(b'{"a":' + b"[" * 99999 + b"}"), "not JSON"),
     "a giant number": (file_with(b'{"a":' + b"9" * 9999 + b"}"), "not JSON"),
     "a name twice": (file_with(b'{"a":1,"a":2}'), "'a' comes twice"),
+    "twice, with space": (file_with(b'{"b" :{"c":1},"a":1,"a":2}'), "'a' comes twice"),
+    "twice, escaped": (file_with(b'{"\\u0061":1,"a":2}'), "'a' comes twice"),
+    "twice, beside a colon": (file_with(b'{"b":{"c":":"},"a":1,"a":2}'), "'a' comes twice"),
+    "a field twice": (file_with(b'{"a":{"dtype":"U8","dtype":"U8"}}'), "'dtype' comes twice"),
+    "a field twice, deep": (file_with(b'{"a":[{"b":1,"b":2}]}'), "'b' comes twice"),
     "metadata not text": (file_with({"__metadata__": {"a": 1}}), "map from text to text"),
     "entry not a map": (file_with({"a": 1}), "exactly"),
     "entry with more": (file_with({"a": {**TWO["a"], "x": 1}}, b"12"), "exactly"),
@@ -325,6 +330,8 @@ def test_the_library_refuses_what_we_refuse() -> None:
     """Our rules are no looser than safetensors' own, where both have one."""
     ours_alone = {
         "data not at a page", "negative extent", "extent not whole", "a name twice",
+        "twice, with space", "twice, escaped", "twice, beside a colon", "a field twice",
+        "a field twice, deep",
         "entry with more", "padded with zeros", "leading space",
     }  # fmt: skip
     for case, (data, _) in BROKEN.items():
