@@ -350,6 +350,9 @@ def delete_tree(path: str | os.PathLike[str], *, point: str | None = None) -> No
 
     Symbolic links are removed, not followed. `point` is announced before each entry goes.
     """
+    if Path(path).is_symlink():
+        Path(path).unlink(missing_ok=True)
+        return
     for name in names_in(path):
         entry = Path(path) / name
         if point is not None:

@@ -236,9 +236,11 @@ class Engine:
 
     def _tier(self, size: int, *, urgent: bool, within_s: float | None) -> Tier:
         stack = self._publisher.stack
-        chosen = stack.choose(size, within_s) if urgent else stack.first
-        hangs = stack.hangs(chosen) or chosen.name in self._under_way.hanging
-        return stack.home if hangs else chosen
+        return self._unless_it_hangs(stack.choose(size, within_s) if urgent else stack.first)
+
+    def _unless_it_hangs(self, tier: Tier) -> Tier:
+        hangs = self._publisher.stack.hangs(tier) or tier.name in self._under_way.hanging
+        return self._publisher.stack.home if hangs else tier
 
     def take_stuck(self) -> str | None:
         """Said once of each save that hangs; its thread is left behind, and its tier avoided."""
@@ -257,6 +259,13 @@ class Engine:
             f"{self._under_way.at_full_speed(order):.0f} s; training goes on"
         )
 
+    def _drop(self, order: Order) -> None:
+        """It has not begun, and a newer one needs its buffer."""
+        order.snapshot.release()
+        why, step = "the save before it hangs, and a newer one comes", order.about.step
+        self._publisher.events.emit(Event.SAVE_SKIPPED, flush=False, step=step, reason=why)
+        order.pending.fail(TimeoutError(why))
+
     def hurry(self) -> None:
         """Somebody waits: what is under way goes on at full speed."""
         self._under_way.hurry()
@@ -273,8 +282,12 @@ class Engine:
         """
         bound = patience_s(self._times.save_s)
         self._tidier.hurry()
-        for order in self._under_way.settle(bound if left_s is None else min(bound, left_s / 2)):
+        within_s = bound if left_s is None else min(bound, left_s / 2)
+        hanging, dropped = self._under_way.settle(within_s)
+        for order in hanging:
             log.warning("%s", self._given_up(order))
+        for order in dropped:
+            self._drop(order)
 
     def close(self, timeout: float | None = None) -> bool:
         """Wait for what is under way, and for the drain; False if something was left behind."""
@@ -291,6 +304,7 @@ class Engine:
     # ── in the persist thread ─────────────────────────────────────────────────────────────
     def _persist(self, order: Order) -> None:
         self._publisher.events.flush()
+        order.tier = self._unless_it_hangs(order.tier)  # known only since it was ordered
         try:
             committed = self._commit_somewhere(order)
         except Exception as error:  # noqa: BLE001 - whatever broke, training goes on

@@ -111,7 +111,9 @@ def newest(stack: Stack, use: Callable[[Reader], None]) -> Found:
             use(reader)
             return Found(reader, tier, tuple(skipped))
         except NoCheckpoint:
-            continue  # removed since the list was made
+            if stack.lists(tier, key):  # not removed since then: a link that leads nowhere now
+                why = "it is listed, but not there"
+                skipped.append(Skipped(tier.path_of(key), why, tier.name))
         except RestoreMismatch:
             raise  # it is sound: an older one would not fit either
         except (CheckpointError, OSError) as error:

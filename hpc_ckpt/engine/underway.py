@@ -6,8 +6,10 @@ Knows no tier's business: it starts, waits, and gives up.
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from .orders import Order
 from .persist import Worker
@@ -26,6 +28,9 @@ class UnderWay:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._orders: deque[Order] = deque()
+        self._waiting: dict[Order, Callable[[Order], None]] = {}
+        """Those that have not begun, and what is to be done with each."""
+        self._lock = threading.Lock()
         self._background = Worker("hpc-ckpt-persist", nice=NICE)
         self._urgent = Worker("hpc-ckpt-urgent")
 
@@ -45,12 +50,28 @@ class UnderWay:
     def start(self, order: Order, work: Callable[[Order], None]) -> None:
         """RuntimeError if there is no thread to be had; then nothing has begun."""
         self._orders.append(order)
-        worker = self._urgent if order.urgent else self._background
         try:
-            worker.start(lambda: work(order))
+            self._queue(order, work)
         except BaseException:  # taken back, then raised again
             self._orders.remove(order)
             raise
+
+    def _queue(self, order: Order, work: Callable[[Order], None]) -> None:
+        worker = self._urgent if order.urgent else self._background
+        self._waiting[order] = work
+        try:
+            worker.start(lambda: self._begin(order, worker))
+        except BaseException:  # taken back, then raised again
+            del self._waiting[order]
+            raise
+
+    def _begin(self, order: Order, worker: Worker) -> None:
+        """In its thread; one that was left behind finds that others have its orders."""
+        with self._lock:
+            mine = worker is (self._urgent if order.urgent else self._background)
+            work = self._waiting.pop(order, None) if mine else None
+        if work is not None:
+            work(order)
 
     def aside(self, work: Callable[[], None]) -> None:
         """Something else that the next urgent save waits for."""
@@ -103,24 +124,36 @@ class UnderWay:
                 return order
         return None
 
-    def settle(self, within_s: float) -> list[Order]:
-        """Before a save that must not wait for ever: what does not end in time is given up."""
+    def settle(self, within_s: float) -> tuple[list[Order], list[Order]]:
+        """Before a save that must not wait for ever: what does not end in time is given up, and
+        what has not even begun is dropped; both are returned. The last save needs a buffer."""
         if self.wait(within_s):
-            return []
+            return [], []
+        with self._lock:
+            dropped = list(self._waiting)
+            self._waiting.clear()
+        for order in dropped:
+            self._orders.remove(order)
         left = [order for order in tuple(self._orders) if not order.given_up]
         for order in left:
             self._give_up(order)
-        return left
+        return left, dropped
 
     def _give_up(self, order: Order) -> None:
-        """Its thread is left behind, and ends if it ever comes back; others get a new one."""
+        """Its thread is left behind, and ends if it ever comes back; others get a new one, with
+        what waited behind it."""
         order.given_up = True
-        if order.urgent:
-            self._urgent.close(0.0)
-            self._urgent = Worker("hpc-ckpt-urgent")
-        else:
-            self._background.close(0.0)
-            self._background = Worker("hpc-ckpt-persist", nice=NICE)
+        with self._lock:
+            behind = self._urgent if order.urgent else self._background
+            if order.urgent:
+                self._urgent = Worker("hpc-ckpt-urgent")
+            else:
+                self._background = Worker("hpc-ckpt-persist", nice=NICE)
+            waiting = {o: work for o, work in self._waiting.items() if o.urgent == order.urgent}
+        behind.close(0.0)
+        for other, work in waiting.items():
+            with suppress(RuntimeError):  # no thread to be had: it hangs as long as the other
+                self._queue(other, work)
 
 
 def patience_s(known: float | None) -> float:

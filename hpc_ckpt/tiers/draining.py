@@ -29,6 +29,8 @@ log = logging.getLogger("hpc_ckpt")
 
 LAG = 2
 """At most so many checkpoints wait to be drained."""
+STUCK_S = 300.0
+"""A drain that moves no byte for so long hangs in a file system."""
 NICE = 10
 """What the thread leaves to the training beside it."""
 
@@ -54,15 +56,23 @@ class _Meter:
 
     def __init__(self, pace: Pace, clock: Callable[[], float]) -> None:
         self._pace, self._clock = pace, clock
-        self._began_s = clock()
+        self._began_s = self._moved_s = clock()
+        self._holding_back = False
         self.copied = 0
         self.slept_s = 0.0
 
     def took(self, nbytes: int) -> None:
         self.copied += nbytes
         began = self._clock()
+        self._holding_back = True
         self._pace.took(nbytes)
-        self.slept_s += self._clock() - began
+        self._moved_s = self._clock()
+        self._holding_back = False
+        self.slept_s += self._moved_s - began
+
+    @property
+    def stuck(self) -> bool:
+        return not self._holding_back and self._clock() - self._moved_s >= STUCK_S
 
     @property
     def seconds(self) -> float:
@@ -99,6 +109,10 @@ class Drainer:
         self._changed = threading.Condition()
         self._waiting: list[_Order] = []
         self._current: _Order | None = None
+        self._at: tuple[_Order, Tier, _Meter] | None = None
+        """What is being copied, and how it gets on."""
+        self._hung: set[tuple[str, str]] = set()
+        """From which tier to which a thread that was left behind still copies."""
         self._busy = False
         self._behind = False
         """The home may lack something that is to stay."""
@@ -155,6 +169,7 @@ class Drainer:
         self.hurry()
         with self._changed:
             self._behind = self._behind or bool(self._missed)
+            self._leave_behind()
             self._try_again()
             self._start()
             self._changed.notify_all()
@@ -170,6 +185,7 @@ class Drainer:
             if self._closed or self.fenced is not None:
                 return
             self._behind = self._lacking is not None and len(self._stack.tiers) > 1
+            self._leave_behind()
             self._try_again()
             dropped = self._put(order) if order.targets else []
             self._start()
@@ -189,6 +205,24 @@ class Drainer:
                 self._tell_failed(order, order.targets[0], error, flush=False)
         else:
             self._thread = thread
+
+    def _leave_behind(self) -> None:
+        """A thread that hangs; the others' orders get a new one. The condition is held.
+
+        Its copy stands if it ever comes back; until then nothing goes the same way.
+        """
+        if self._at is None or not self._at[2].stuck:
+            return
+        order, target, _ = self._at
+        self._hung.add((order.source.name, target.name))
+        self._thread, self._busy, self._current, self._at = None, False, None, None
+        self._tell_failed(order, target, TimeoutError("it hangs"), flush=False)
+        left = [one for one in order.targets if one is not target]
+        if left and not order.looked_for:
+            self._put(_Order(order.key, order.source, left, believed=order.believed))
+
+    def _was_left_behind(self) -> bool:
+        return self._thread is not threading.current_thread()
 
     # ── the queue; the condition is held ──────────────────────────────────────────────────
     def _put(self, order: _Order) -> list[_Order]:
@@ -215,8 +249,8 @@ class Drainer:
         return not self._busy and (cannot or not self._has_work())
 
     def _arrived(self) -> bool:
-        left = self._busy or self._waiting or self._behind or self._missed or self._damaged
-        return not left and self.fenced is None
+        left = (self._waiting, self._missed, self._damaged, self._hung)
+        return not (self._busy or self._behind or any(left)) and self.fenced is None
 
     def _next(self) -> _Order | None:
         """The newest that waits; None: something that is to stay is looked for.
@@ -246,6 +280,8 @@ class Drainer:
             if order is not None:
                 self._carry(order)
             with self._changed:
+                if self._was_left_behind():
+                    return
                 self._current, self._busy = None, False
                 dropped = [] if order is None else self._put_back(order)
                 self._changed.notify_all()
@@ -289,7 +325,7 @@ class Drainer:
     def _carry(self, order: _Order) -> None:
         """To each target; one that fails does not keep the others from theirs."""
         for target in tuple(order.targets):
-            if self._closed:
+            if self._closed or self._was_left_behind():
                 return
             try:
                 if not self._is_there(order, target):
@@ -312,6 +348,8 @@ class Drainer:
 
     def _is_there(self, order: _Order, target: Tier) -> bool:
         """Asked whether it is believed or not: one that hangs must not hold up the others."""
+        if (order.source.name, target.name) in self._hung:
+            raise TimeoutError("it hangs since an earlier drain")
         listed = self._stack.ask(target, target.keys)
         return target.name in order.believed and order.key in listed
 
@@ -320,7 +358,11 @@ class Drainer:
         if self._hurried:  # said while the new pace was being made
             self._pace.hurry()
         meter, settled = _Meter(self._pace, self._clock), self._settled[target.name]
-        committed = drain(order.source, target, order.key, self._guard, meter.took, settled)
+        self._at = (order, target, meter)
+        try:
+            committed = drain(order.source, target, order.key, self._guard, meter.took, settled)
+        finally:
+            self._came_back(order, target)
         seconds = meter.seconds
         self._stack.note(target, meter.copied, seconds - meter.slept_s)
         self._events.emit(
@@ -337,6 +379,13 @@ class Drainer:
             raise
         except Exception as error:  # noqa: BLE001 - the copy stands; the next one tidies again
             log.warning("could not tidy tier %s: %s", target.name, error)
+
+    def _came_back(self, order: _Order, target: Tier) -> None:
+        with self._changed:
+            if self._was_left_behind():
+                self._hung.discard((order.source.name, target.name))
+            else:
+                self._at = None
 
     def _tell_failed(
         self, order: _Order, target: Tier, error: Exception, *, flush: bool = True

@@ -118,11 +118,14 @@ class Stack:
         return watched(ask(lambda: tier.reader(key), lambda: None), ask)
 
     def _is_elsewhere(self, key: CheckpointKey) -> bool:
-        for tier in self.tiers:
-            with suppress(OSError):
-                if tier is not self.home and key in self.ask(tier, tier.keys):
-                    return True
-        return False
+        return any(tier is not self.home and self.lists(tier, key) for tier in self.tiers)
+
+    def lists(self, tier: Tier, key: CheckpointKey) -> bool:
+        """Whether it has a checkpoint of that name now; what cannot be listed has none."""
+        try:
+            return key in self.ask(tier, tier.keys)
+        except OSError:
+            return False
 
     def hangs(self, tier: Tier) -> bool:
         """Whether it owes an answer."""

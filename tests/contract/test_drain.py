@@ -21,7 +21,7 @@ from hpc_ckpt.format.image import lay_out
 from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey
 from hpc_ckpt.settings import Best, Keep
 from hpc_ckpt.testing import FaultyTier, PlainLeaf, image_of, make_checkpoint, plain_manifest
-from hpc_ckpt.tiers import asking
+from hpc_ckpt.tiers import asking, draining
 from hpc_ckpt.tiers.base import Committed, Tier
 from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.drain import drain
@@ -718,6 +718,60 @@ def test_the_home_comes_before_a_tier_that_hangs(
     assert ([], False) == (one.steps("shared"), one.drainer.wait(0.01))
     opened.set()
     assert one.drainer.wait(30)
+
+
+def test_a_drain_that_hangs_is_left_behind(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes later still gets to the home: the fast tier may go with the node. What hangs is
+    not tried again before it has come back."""
+    one = bench("local", "shared", "root")
+    monkeypatch.setattr(draining, "STUCK_S", 0.1)
+    opened, real = threading.Event(), one.tiers["shared"].stage
+    asked: list[int] = []
+
+    def hang(key: CheckpointKey) -> Any:
+        asked.append(key.step)
+        opened.wait(60)
+        return real(key)
+
+    one.tiers["shared"].stage = hang  # type: ignore[method-assign]
+    one.save(1, wait=False)
+    until(lambda: asked == [1])
+    time.sleep(0.2)
+    one.save(2)
+    one.save(3)
+    assert ([1, 2, 3], [], [1]) == (one.steps("root"), one.steps("shared"), asked)
+    failed = {(r["tier"], r["checkpoint"][:14]) for r in one.told(Event.DRAIN_FAILED)}
+    assert {("shared", f"step-{step:09d}") for step in (1, 2, 3)} == failed
+    assert not one.drainer.wait(0)
+    opened.set()
+    until(lambda: one.steps("shared") == [1])
+    until(lambda: one.drainer._hung == set())
+    one.save(4)
+    assert one.drainer.close(30)
+    assert ([1, 2, 3, 4], 4) == (one.steps("root"), one.steps("shared")[-1])
+
+
+def test_a_drain_that_is_slow_or_paced_does_not_hang(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets on, or it holds back for the training's sake."""
+    one = bench("local", "root")
+    monkeypatch.setattr(draining, "STUCK_S", 0.1)
+    go_on = threading.Event()
+
+    class Slow(Pace):
+        def took(self, nbytes: int) -> None:
+            go_on.wait(60)
+
+    one.drainer._new_pace = Slow
+    one.save(1, wait=False)
+    time.sleep(0.3)
+    one.save(2, wait=False)
+    go_on.set()
+    assert one.drainer.close(30)
+    assert ([], [1, 2]) == (one.told(Event.DRAIN_FAILED), one.steps("root"))
 
 
 def test_a_tier_that_does_not_answer_keeps_nothing_from_the_others(

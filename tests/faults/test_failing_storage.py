@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 
 from hpc_ckpt import Checkpointer, LinkEnded, events, fsio
 from hpc_ckpt.engine import pacing
-from hpc_ckpt.engine.snapshot import Camera
+from hpc_ckpt.engine.snapshot import SLOTS, Camera
 from hpc_ckpt.errors import NoCheckpoint
 from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.format.defects import Defect, DefectKind
@@ -278,6 +279,66 @@ def test_a_tier_that_hangs_is_avoided(
         ckpt.save(wait=True)
         assert [2] == [key.step for key in rundir.committed()]
         opened.set()
+
+
+def test_a_save_that_waits_behind_one_that_hangs_goes_to_the_run_directory(
+    rundir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had begun before anybody knew; both buffers would be lost to the tier that hangs, and
+    nothing could be saved any more."""
+    monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.3)
+    opened, real = threading.Event(), DirectoryStaging.write_shard
+
+    def hanging(self: Any, *arguments: Any) -> Any:
+        if "fast" in self.path.parts:
+            opened.wait(60)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(DirectoryStaging, "write_shard", hanging)
+    tiers, weight = [str(tmp_path / "fast")], torch.ones(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Checkpointer(
+            rundir.root, policy="every 1 steps", tiers=tiers, keep=50, w=weight
+        ) as ckpt:
+            end = time.monotonic() + 10
+            while len(rundir.committed()) < 3 and time.monotonic() < end:
+                weight += 1
+                ckpt.step()
+                time.sleep(0.01)
+            committed = [key.step for key in rundir.committed()]
+            opened.set()
+    assert len(committed) >= 3
+    assert {"fast"} == {Path(r["tier"]).name for r in recorded(rundir, Event.SAVE_STUCK)}
+
+
+def test_the_last_save_takes_no_third_buffer(
+    rundir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One save hangs and one waits behind it: the one that waits makes room for the last."""
+    opened, real = threading.Event(), DirectoryStaging.write_shard
+
+    def hanging(self: Any, *arguments: Any) -> Any:
+        if "fast" in self.path.parts:
+            opened.wait(60)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(DirectoryStaging, "write_shard", hanging)
+    tiers, weight = [str(tmp_path / "fast")], torch.ones(2)
+    with Checkpointer(rundir.root, policy="every 1 steps", tiers=tiers, w=weight) as ckpt:
+        engine = ckpt._entered().engine
+        while engine._under_way.count < 2:
+            weight += 1
+            ckpt.step()
+            time.sleep(0.005)
+        monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.2)
+        weight += 1
+        ckpt.save(wait=True)
+        assert [ckpt.global_step] == [key.step for key in rundir.committed()]
+        assert SLOTS == len(engine._camera._slots)
+        opened.set()
+    skipped = [r["reason"] for r in recorded(rundir, Event.SAVE_SKIPPED)]
+    assert 1 == sum("hangs" in reason for reason in skipped)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])

@@ -442,3 +442,42 @@ def test_what_only_the_home_has_is_waited_for(
     restored = run(rundir, fast, 2, save=False, tiers=["root", fast])
     assert slow.is_set()
     assert (2, "root", ()) == (restored.step, restored.tier, restored.skipped)
+
+
+# ── checkpoints that were moved, with a link in their place ───────────────────────────────
+def archived(rundir: RunDir, archive: Path) -> list[Path]:
+    """Every checkpoint of the home is in the archive now."""
+    archive.mkdir()
+    found = sorted(rundir.checkpoints.glob("step-*"))
+    for path in found:
+        path.rename(archive / path.name)
+        path.symlink_to(archive / path.name)
+    return found
+
+
+def test_links_that_lead_nowhere_now_are_not_begun_anew_over(
+    rundir: RunDir, fast: Path, tmp_path: Path
+) -> None:
+    """They are listed, so they have not been removed: the archive is not mounted on this node."""
+    archive = tmp_path / "archive"
+    run(rundir, fast, 2, tiers=["root"])
+    assert 2 == len(archived(rundir, archive))
+    archive.rename(tmp_path / "elsewhere")
+    with pytest.raises(NoCheckpoint, match="step-000000002-g00000001: it is listed, but not there"):
+        run(rundir, fast, 1, tiers=["root"])
+    (tmp_path / "elsewhere").rename(archive)
+    assert 2 == run(rundir, fast, 3, tiers=["root"]).step
+
+
+def test_retention_removes_a_link_and_not_what_it_leads_to(
+    rundir: RunDir, fast: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "archive"
+    run(rundir, fast, 2, tiers=["root"])
+    kept = {path.name: DirectoryTier(archive) for path in archived(rundir, archive)}
+    run(rundir, fast, 8, tiers=["root"])
+    assert not list(rundir.checkpoints.glob("step-00000000[12]-*"))
+    assert {name: [] for name in kept} == {
+        key.directory_name: DirectoryTier(archive).verify(key)
+        for key in DirectoryTier(archive).keys()  # noqa: SIM118 - not a mapping
+    }
