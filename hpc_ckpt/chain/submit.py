@@ -290,13 +290,31 @@ def _run_directory(loaded: Loaded, plan: Plan) -> Iterator[RunDir]:
     rundir = RunDir(plan.root)
     changed = [rundir.chain_file, rundir.halt_file, rundir.root / SCRIPT_NAME]
     with claimed_directory(rundir, changed, group=plan.group):
-        frozen = frozen_code(loaded, plan, rundir.root)
-        write_chain(rundir, loaded, plan, code=git_version(plan.cwd), cwd=frozen)
+        write_chain(rundir, loaded, plan, pin(loaded, plan, rundir.root))
         yield rundir
 
 
-def frozen_code(loaded: Loaded, plan: Plan, home: Path) -> Path | None:
-    """Where the links run if the code is pinned; a new copy for each submission."""
+@dataclass(frozen=True)
+class Pinned:
+    """What is kept of the moment of a submission; one for all members of a sweep."""
+
+    code: dict[str, str | bool] | None
+    cwd: Path | None
+    """Where the links run if the code is pinned."""
+    packages: dict[str, str] | None
+
+
+def pin(loaded: Loaded, plan: Plan, home: Path) -> Pinned:
+    prefixes = [one.prefix for one in plan.activations]
+    return Pinned(
+        code=git_version(plan.cwd),
+        cwd=_frozen_code(loaded, plan, home),
+        packages=pinning.record(prefixes) if loaded.spec.pin.environment else None,
+    )
+
+
+def _frozen_code(loaded: Loaded, plan: Plan, home: Path) -> Path | None:
+    """A new copy for each submission."""
     kind = loaded.spec.pin.code
     if kind is None:
         return None
@@ -308,9 +326,7 @@ def write_chain(
     rundir: RunDir,
     loaded: Loaded,
     plan: Plan,
-    *,
-    code: dict[str, str | bool] | None,
-    cwd: Path | None,
+    pinned: Pinned,
     more: Mapping[str, Any] | None = None,
 ) -> None:
     """chain.json of a run directory that is claimed; `more` outranks what the plan says."""
@@ -321,14 +337,14 @@ def write_chain(
         plan,
         chain=str(old.get("chain") or uuid.uuid4()),
         created=float(old.get("created") or time.time()),
-        code=code,
-        cwd=cwd,
+        code=pinned.code,
+        cwd=pinned.cwd,
     )
     record["after_generation"] = lease.highest(rundir)
     record["jobs"] = list(old.get("jobs") or ())
     record["environment"] = _overrides(loaded)
-    if loaded.spec.pin.environment:
-        record["packages"] = pinning.record([one.prefix for one in plan.activations])
+    if pinned.packages is not None:
+        record["packages"] = pinned.packages
     fsio.write_atomic(rundir.chain_file, _encode({**record, **(more or {})}))
     rundir.halt_file.unlink(missing_ok=True)
 

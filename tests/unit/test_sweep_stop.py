@@ -125,6 +125,27 @@ def test_successors_are_cancelled_too(tmp_path: Path, scheduler: Scheduler) -> N
         stop_sweep(tmp_path, How.SAVE)
 
 
+@pytest.mark.parametrize("verb", ["stop", "resume"])
+def test_sweep_json_is_not_read_for_every_member(
+    verb: str, tmp_path: Path, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cost is counted, not timed: it names all members, so once each costs their square."""
+    for number, rundir in enumerate(make_sweep(tmp_path, 50)):
+        runs(rundir, f"7_{number + 1}")
+    read, opened = Path.read_bytes, []
+
+    def counted(path: Path) -> bytes:
+        opened.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    if verb == "stop":
+        stop_sweep(tmp_path, How.SAVE)
+    else:
+        resume_members(tmp_path)
+    assert 0 < opened.count("sweep.json") < 10
+
+
 # ── again ─────────────────────────────────────────────────────────────────────────────────
 def test_a_sweep_lives_as_long_as_the_jobs_of_its_members(
     tmp_path: Path, scheduler: Scheduler
