@@ -34,9 +34,11 @@ from .activation import active
 from .claim import claimed_directory
 from .cluster import Survey
 from .command import check_command
+from .directives import dependency_of
 from .freeze import freeze
 from .layers import Loaded, load
 from .ledger import ChainStatus, State, read_status
+from .members import member_name
 from .past import jobs_of
 from .plan import Plan, plan_chain
 from .profile import Backend, Strategy, directive_name
@@ -124,7 +126,14 @@ def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bo
         limits=None if found is None else _limits(found, loaded),
         home=environ.get("HOME"),
         remarks=() if found is None else _maintenance(found),
+        complete=_complete(spec),
     )
+
+
+def _complete(spec: Spec) -> set[str]:
+    """Members of a sweep whose work is done: they are not submitted again."""
+    names = map(member_name, spec.members)
+    return {name for name in names if RunDir(Path(spec.root, name)).done() is not None}
 
 
 def _levels(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> tuple[Choice, list[Choice]]:
@@ -233,16 +242,23 @@ def uninterrupted() -> Iterator[None]:
 
 def _sbatch_all(script: Path, plan: Plan) -> list[str]:
     """One job or array; for afterany each job behind the one before. All of them or none."""
-    jobs = [sbatch(script)]
+    jobs, asked = [sbatch(script)], dependency_of(plan.extra)
     while plan.strategy is Strategy.AFTERANY and len(jobs) < plan.links:
         try:
-            jobs.append(sbatch(script, f"--dependency=afterany:{jobs[-1]}"))
+            jobs.append(sbatch(script, f"--dependency={_behind(jobs[-1], asked)}"))
         except BaseException:  # all of them or none; then raised again
             for job in reversed(jobs):
                 with contextlib.suppress(SchedulerError):
                     slurm.cancel(job)
             raise
     return jobs
+
+
+def _behind(job: str, asked: str | None) -> str:
+    """The command line outranks the script, so what was asked for is said again: where it can
+    never be fulfilled Slurm may cancel the first job, and afterany alone would start the second.
+    Slurm takes all (,) or any (?) of a list, never both."""
+    return f"afterany:{job}" + (f",{asked}" if asked and "?" not in asked else "")
 
 
 def sbatch(script: Path, *options: str) -> str:

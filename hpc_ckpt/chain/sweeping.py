@@ -6,16 +6,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import fsio
+from .. import fsio, lease
 from ..errors import RootError, SpecError
 from ..rundir import RunDir
 from .claim import claimed, create, put_back, refuse_if_held_here, refuse_live_jobs
 from .command import check_command
+from .directives import dependency_of
 from .layers import Loaded
 from .members import command_of, member_name
 from .plan import Plan
@@ -93,9 +94,17 @@ def resume_members(root: Path, names: Collection[str] | None = None) -> tuple[st
             for member in left:
                 take_up_again(member.rundir)
             indices = _indices([member.index for member in left], record.get("parallel"))
-            job = sbatch(script, f"--array={indices}")
+            job = sbatch(script, f"--array={indices}", *_waits_no_more(script, members(root)))
             _write(root, {**record, "jobs": [*arrays_of(root), job]})
     return job, [member.name for member in left]
+
+
+def _waits_no_more(script: Path, every: Iterable[SweepMember]) -> list[str]:
+    """What the array had to wait for is over once a member has begun; the script still says it."""
+    lines = script.read_text(encoding="utf-8", errors="replace").splitlines()
+    asked = dependency_of(line for line in lines if line.startswith("#SBATCH"))
+    begun = asked is not None and any(lease.highest(member.rundir) for member in every)
+    return ["--dependency="] if begun else []
 
 
 def _make_root(plan: Plan) -> Path:

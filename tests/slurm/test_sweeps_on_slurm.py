@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from chains import PROFILE, cli
+from chains import PROFILE, cli, wait_until
 from devcluster import DevCluster
 
 from hpc_ckpt import lease
@@ -42,14 +41,6 @@ def submit_sweep(
     found = re.search(r"submitted array (\d+)", done.stdout)
     assert found is not None
     return found[1]
-
-
-def wait_until(what: object, timeout_s: float = 120.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not what():  # type: ignore[operator]
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.2)
 
 
 def held_back(cluster: DevCluster, array: str) -> tuple[int, int]:
