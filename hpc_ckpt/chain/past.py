@@ -30,6 +30,8 @@ class PastLink:
     progress: bool | None
     """None: it says nothing about the program."""
     allocated_s: float
+    submission: str | None = None
+    """Of submitit, where a root may have had several."""
 
 
 def past_links(rundir: RunDir, after: int, until: int) -> list[PastLink]:
@@ -66,6 +68,7 @@ def _past(
         cause=_cause(told.get("cause")),
         progress=progress if isinstance(progress, bool) else None,
         allocated_s=_allocated(started, records, explained),
+        submission=started.get("submission"),
     )
 
 
