@@ -100,6 +100,26 @@ def test_a_sweep_is_stopped_as_a_whole(idle_cluster: DevCluster, tmp_path: Path)
     wait_until(lambda: sweep_status(root).counts == {"complete": 4})
 
 
+def test_a_cancelled_member_stays_away_and_the_others_go_on(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """Its index would come back by requeue; the rest of the array are other chains."""
+    slow = f"{sys.executable} {COUNTER} $HPC_CKPT_ROOT/state {{total}} 0.1"
+    array = submit_sweep(
+        idle_cluster, tmp_path, parallel=None, members={"total": [60, 90]}, command=slow
+    )
+    root = tmp_path / "sweep"
+    wait_until(lambda: sweep_status(root).counts == {"running": 2})
+    first, second = (member.rundir for member in members(root))
+    wait_until(lambda: first.log_file(1).exists() and "from 0" in first.log_file(1).read_text())
+    idle_cluster.run("scancel", f"{array}_1")
+    wait_until(lambda: second.done() is not None)
+    wait_until(lambda: idle_cluster.run("squeue", "-h").stdout == "", 60)
+    status = read_status(first)
+    assert ("stopped", "cancelled by the user") == (status.state.value, status.reason)
+    assert 1 == lease.highest(first)
+
+
 def test_now_ends_members_that_were_asked_before(idle_cluster: DevCluster, tmp_path: Path) -> None:
     """Programs that hear nothing: the second stop cancels their jobs."""
     deaf = "trap '' TERM USR1; for i in $(seq 100); do sleep 1; done; : {n}"

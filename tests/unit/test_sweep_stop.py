@@ -180,6 +180,21 @@ def test_a_stopped_sweep_is_taken_up_without_its_spec(tmp_path: Path, scheduler:
     assert 1 == (first.chain() or {})["after_generation"]
 
 
+def test_what_a_sweep_had_to_wait_for_is_not_waited_for_again(
+    tmp_path: Path, scheduler: Scheduler
+) -> None:
+    """The script still says it, and Slurm has forgotten that job, or it failed since."""
+    (first,) = make_sweep(tmp_path, 1)
+    lines = "#!/bin/bash\n#SBATCH --dependency=afterok:12\n"
+    (tmp_path / "chain.sbatch").write_text(lines)
+    resume_members(tmp_path)
+    assert not any("--dependency" in word for word in scheduler.of("sbatch")[-1])
+    runs(first, "7_1")
+    (first.lease / "00000001.released").touch()
+    resume_members(tmp_path)
+    assert "--dependency=" in scheduler.of("sbatch")[-1]
+
+
 def test_one_member_is_taken_up_while_others_run(tmp_path: Path, scheduler: Scheduler) -> None:
     """It is a chain of its own; its own jobs must be over."""
     first, second = make_sweep(tmp_path, 2)
