@@ -23,8 +23,9 @@ class Event(str, Enum):
     """Every event name, with the fields that go with it."""
 
     # ledger/ (link runner)
-    LINK_STARTED = "link.started"  # generation, job, index, restarts, host, step, deadline
-    LINK_NOTICED = "link.noticed"  # source, cause, left_s
+    LINK_STARTED = "link.started"  # generation, step, deadline, node, the holder's fields, and as
+    # the scheduler has them submitted, eligible, allocated
+    LINK_NOTICED = "link.noticed"  # source, cause, said, left_s
     DEADLINE_MOVED = "link.deadline_moved"  # deadline
     LINK_ENDED = "link.ended"  # outcome, cause, code, step, reason, evidence, level, rejected
     PHASE_DONE = "chain.phase_done"  # phase, step: the next command begins in the same link

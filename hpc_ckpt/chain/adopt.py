@@ -235,13 +235,14 @@ class _Adoption:
         self._say(given, Fate.REPLACED, why)
 
     def _dependency(self, given: Given) -> None:
-        if given.value != "singleton":
-            raise self._refuse(
-                given,
-                "a job of this moment, but the chain can be submitted again later. Take the line "
-                "out, and submit with --set sbatch=--dependency=… or when that job has ended",
-            )
-        self._say(given, Fate.REPLACED, "links follow one another by themselves")
+        if given.value == "singleton":
+            self._say(given, Fate.REPLACED, "links follow one another by themselves")
+            return
+        self._keep(
+            given,
+            "for the first link; those after it wait for the link before. It names a job of this "
+            "moment: take it out of sbatch: before a submission of later",
+        )
 
     def _export(self, given: Given) -> None:
         """The chain's jobs start without the variables of the shell that submits them."""

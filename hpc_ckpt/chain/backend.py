@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..lease import Holder
 
@@ -45,6 +45,20 @@ class Cause(str, Enum):
 
 
 @dataclass(frozen=True)
+class Queued:
+    """When a job was put into the queue, could have begun, and got its nodes; unix seconds."""
+
+    submitted: float | None = None
+    eligible: float | None = None
+    """An index that %1 held back is so only when it begins: no measure of a wait."""
+    allocated: float | None = None
+
+    def known(self) -> dict[str, Any]:
+        """For the ledger."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
 class JobRecord:
     """What the scheduler says of this link's job at one moment."""
 
@@ -60,6 +74,8 @@ class JobRecord:
     """Nothing that was said before outranks this: a preempted job can still be cancelled."""
     restarted: bool = False
     """It is on its way back into the queue."""
+    queued: Queued = Queued()
+    """Of its present run."""
 
 
 class Backend(Protocol):

@@ -29,7 +29,7 @@ def reason_to_stop(rundir: RunDir, generation: int, orders: Orders) -> str | Non
     links = past_links(rundir, orders.after_generation, generation)
     return (
         _by_reaction(links, orders)
-        or _no_progress(links)
+        or no_progress(links)
         or _spent(links, generation - orders.after_generation, orders.budget)
     )
 
@@ -71,7 +71,7 @@ def _by_reaction(links: Sequence[PastLink], orders: Orders) -> str | None:
     return None
 
 
-def _no_progress(links: Sequence[PastLink]) -> str | None:
+def no_progress(links: Sequence[PastLink]) -> str | None:
     """Twice running, among the links that say anything about the program."""
     if not links or links[-1].progress is not False:
         return None

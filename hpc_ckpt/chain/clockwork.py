@@ -16,7 +16,7 @@ from .. import events
 from ..events import Event, EventLog
 from ..rundir import RunDir
 from ..settings import margin
-from .backend import Backend, Cause, JobRecord
+from .backend import Backend, Cause, JobRecord, Queued
 from .budget import seconds_left
 from .evidence import Finding
 from .orders import Orders
@@ -49,6 +49,7 @@ class Clockwork:
         self.deadline: float | None = None
         self.seen: Finding | None = None
         """Why the scheduler ends the link, once it has said so."""
+        self.queued = Queued()
         self._asked: set[str] = set()
         self._backstop_pending = False
         self._looked_for: float | None = None
@@ -63,6 +64,7 @@ class Clockwork:
         left = seconds_left(self._rundir, self._generation, self._orders)
         self._budget_end = None if left is None else self._started + left
         record = self._backend.look()
+        self.queued = record.queued
         if record.ending or record.certain:
             self._learn(record)
         else:

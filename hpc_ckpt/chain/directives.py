@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +57,20 @@ def directives(
     written = [Directive(name, value) for name, value in every if value is not None]
     skip = {directive_name(name) for name in profile.directives.skip}
     return tuple(d for d in [*written, requeue] if directive_name(d.name) not in skip)
+
+
+def without_dependency(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(line for line in lines if dependency_of([line]) is None)
+
+
+def dependency_of(lines: Iterable[str]) -> str | None:
+    """What these directives make a job wait for; sbatch takes abbreviations, and the last word."""
+    found = None
+    for line in lines:
+        for name, value in re.findall(r"(?:^|\s)--(dep[a-z]*)(?:=|\s+)(\S+)", line):
+            if "dependency".startswith(name):
+                found = value.strip("\"'")
+    return found
 
 
 def _log_pattern(root: str, job: str) -> str:

@@ -31,7 +31,7 @@ class LinkHistory:
     started: float
     ended: float | None
     wait_s: float | None
-    """In the queue, since the link before ended or the chain was submitted; None: not known."""
+    """In the queue, since it was put there and the link before had ended; None: not known."""
     cause: str
     reason: str
     evidence: tuple[str, ...]
@@ -127,7 +127,7 @@ def _explained(ledgers: dict[int, list[Record]]) -> dict[int, Record]:
 def _waits(
     rundir: RunDir, links: Sequence[LinkSummary], ledgers: dict[int, list[Record]]
 ) -> list[float | None]:
-    """A link may say it itself; else it is the time since the one before ended."""
+    """Until its job got its nodes, where the scheduler has told; else until it began."""
     chain = rundir.chain() or {}
     after = chain.get("after_generation")
     first = after + 1 if isinstance(after, int) else 1
@@ -136,15 +136,19 @@ def _waits(
     if isinstance(created, (int, float)) and first == 1:
         since = float(created)
     waits: list[float | None] = []
+    # An array is submitted long before its indices have anything to wait for: only a job that
+    # was submitted after the link before had begun waits from then on.
+    begun = 0.0
     for link in links:
         if link.generation == first and first > 1:
             since = None  # it was stopped, and nobody wrote down when it was taken up again
-        told = _first(ledgers.get(link.generation, []), Event.LINK_STARTED).get("wait_s")
-        if isinstance(told, (int, float)):
-            waits.append(float(told))
-        else:
-            waits.append(None if since is None else max(0.0, link.started - since))
-        since = link.ended
+        told = _first(ledgers.get(link.generation, []), Event.LINK_STARTED)
+        submitted = told.get("submitted")
+        if submitted is not None and submitted > begun:
+            since = max(submitted, since or submitted)
+        until = told.get("allocated") or link.started
+        waits.append(None if since is None else max(0.0, until - since))
+        since, begun = link.ended, link.started
     return waits
 
 

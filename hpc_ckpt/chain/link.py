@@ -32,6 +32,7 @@ from .allocation import SlurmBackend
 from .backend import Backend, Cause
 from .budget import budget_spent, links_left, reason_to_stop
 from .clockwork import Clockwork
+from .entries import write_end, write_start
 from .evidence import Finding, last_lines, tail
 from .local import LocalBackend
 from .lookback import avoid_bad_hosts, cancelled_unseen, explain_last
@@ -194,13 +195,13 @@ class LinkRunner:
         self._step_from = self._newest_step()
         self._clock.begin()
         logs = Logs.of(self._rundir, self._generation, self._batch_log())
-        self._ledger.emit(
-            Event.LINK_STARTED,
-            generation=self._generation,
-            step=self._step_from,
+        write_start(
+            self._ledger,
+            self._backend,
+            self._generation,
+            self._step_from,
             deadline=self._clock.deadline,
-            node=self._backend.node,
-            **vars(self._backend.holder()),
+            queued=self._clock.queued,
         )
         log.info("link %d: from step %d, %s", self._generation, self._step_from, self._left())
         if self._told:
@@ -290,17 +291,7 @@ class LinkRunner:
     # ── after ─────────────────────────────────────────────────────────────────────────────
     def _finish(self, verdict: Verdict, code: int | None) -> int:
         step = self._newest_step()
-        self._ledger.emit(
-            Event.LINK_ENDED,
-            outcome=verdict.result,
-            cause=verdict.cause,
-            reason=verdict.reason,
-            code=code,
-            step=step,
-            progress=verdict.progress(self._step_from, step),
-            evidence=list(verdict.evidence),
-            **self._level(),
-        )
+        write_end(self._ledger, verdict, code, self._step_from, step, **self._level())
         log.info(
             "link %d: %s at step %d (%s)",
             self._generation,

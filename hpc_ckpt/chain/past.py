@@ -30,6 +30,8 @@ class PastLink:
     progress: bool | None
     """None: it says nothing about the program."""
     allocated_s: float
+    submission: str | None = None
+    """Of submitit, where a root may have had several."""
 
 
 def past_links(rundir: RunDir, after: int, until: int) -> list[PastLink]:
@@ -66,6 +68,7 @@ def _past(
         cause=_cause(told.get("cause")),
         progress=progress if isinstance(progress, bool) else None,
         allocated_s=_allocated(started, records, explained),
+        submission=started.get("submission"),
     )
 
 
@@ -106,13 +109,24 @@ def _last(records: list[dict[str, Any]], event: Event) -> dict[str, Any] | None:
 def jobs_of(rundir: RunDir) -> list[str]:
     """The scheduler's ids of a chain, oldest first: as submitted, and as it extended itself."""
     record = rundir.chain() or {}
-    submitted = [*_of_sweep(record), *(str(job) for job in record.get("jobs") or ())]
+    return list(dict.fromkeys([*_of_sweep(record), *_jobs_beside(rundir, record)]))
+
+
+def jobs_beside_sweep(rundir: RunDir) -> list[str]:
+    """Those of a member that are no indices of its sweep's arrays.
+
+    sweep.json is not read: asked of every member, that would cost the square of their number.
+    """
+    return _jobs_beside(rundir, rundir.chain() or {})
+
+
+def _jobs_beside(rundir: RunDir, record: dict[str, Any]) -> list[str]:
     extended = [
         str(record["job"])
         for record in _all_records(rundir)
         if record["event"] == Event.CHAIN_EXTENDED.value and "job" in record
     ]
-    return list(dict.fromkeys([*submitted, *extended]))
+    return list(dict.fromkeys([*(str(job) for job in record.get("jobs") or ()), *extended]))
 
 
 def _of_sweep(record: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ submit.py and the local runner carry it out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from ..settings import DEFAULT_POLICY, parse_keep
 from ..tiers.wishes import HOME, Survives, check_names
 from ..units import format_duration, parse_duration
 from .activation import Activation
-from .directives import Directive, directives
+from .directives import Directive, dependency_of, directives
 from .members import member_name, unused
 from .profile import Backend, Partition, Profile, Sharing, Strategy
 from .spec import MOST_LINKS, Spec
-from .strategy import array_of, running_notes, strategy_of, within_limits
+from .strategy import array_of, strategy_of, within_limits
 from .survey import Bound, LiveLimits
 from .warnings import root_warnings
 
@@ -58,6 +58,8 @@ class Plan:
     array: str | None
     members: tuple[str, ...]
     """The names of a sweep's chains, in the order of their array indices."""
+    complete: int
+    """How many of them are, and are left alone."""
     gpus: int
     """What one link has in all."""
     group: bool
@@ -79,7 +81,7 @@ class Plan:
         return [
             f"chain     {self.name} on {self._where()}",
             f"root      {self.root}",
-            *([f"members   {len(self.members)}, each a chain of its own"] if self.members else []),
+            *([f"members   {self._members()}"] if self.members else []),
             f"links     at most {self.links} of {format_duration(self.link_s)} each, one at a time"
             f" ({format_duration(self.links * self.link_s)} in all)",
             *([] if self.strategy is Strategy.ARRAY else [f"strategy  {self.strategy.value}"]),
@@ -93,6 +95,10 @@ class Plan:
             *([f"set-up    {self._set_up()}"] if self.backend is Backend.SLURM else []),
             *(f"note      {note}" for note in self.notes),
         ]
+
+    def _members(self) -> str:
+        done = f"; {self.complete} are complete and left alone" if self.complete else ""
+        return f"{len(self.members)}, each a chain of its own{done}"
 
     def _where(self) -> str:
         if self.backend is Backend.LOCAL:
@@ -118,18 +124,24 @@ def plan_chain(
     limits: LiveLimits | None = None,
     home: str | None = None,
     remarks: Sequence[str] = (),
+    complete: Collection[str] = (),
 ) -> Plan:
-    """The plan, or a SpecError that says what does not fit. `spec.root` must be absolute."""
+    """The plan, or a SpecError that says what does not fit. `spec.root` must be absolute.
+
+    `complete`: members of a sweep that will not be submitted again.
+    """
     partitions = _partitions(spec, profile)
     live = limits or LiveLimits()
     lead_s = parse_duration(profile.signal.lead)
     link_s = _link_time(spec, profile, partitions, live.wall)
     links, notes = _links(spec, profile, partitions, link_s)
     slurm = profile.backend is Backend.SLURM
+    members = tuple(map(member_name, spec.members))
+    left = [place + 1 for place, name in enumerate(members) if name not in complete]
     strategy = strategy_of(spec, profile) if slurm else Strategy.ARRAY
     if slurm:
-        links, more = within_limits(links, strategy, spec, profile, live)
-        notes += [*more, *running_notes(spec, live.running)]
+        links, more = within_limits(links, strategy, spec, profile, live, left)
+        notes += more
     prologue = (profile.environment.prologue or "").strip("\n") or None
     array = array_of(spec, strategy, links)
     return Plan(
@@ -143,11 +155,12 @@ def plan_chain(
         strategy=strategy,
         links=links,
         link_s=link_s,
-        total_s=None if spec.chain.total_time is None else parse_duration(spec.chain.total_time),
+        total_s=parse_duration(spec.chain.total_time) if spec.chain.total_time else None,
         lead_s=lead_s,
         signal=profile.signal.name,
         array=array,
-        members=tuple(member_name(member) for member in spec.members),
+        members=members,
+        complete=len(members) - len(left),
         gpus=_gpu_count(spec),
         group=(spec.sharing or profile.sharing) is Sharing.GROUP,
         directives=directives(spec, profile, cwd, array, link_s) if slurm else (),
@@ -158,15 +171,34 @@ def plan_chain(
         policy=_policy_text(spec),
         keep=_keep_text(spec),
         tiers=_tiers_text(spec, profile),
-        notes=(
-            *notes,
-            *(choice.warning for choice in (level, *later) if choice.warning),
-            *_partition_notes(spec, profile, partitions),
-            *_member_notes(spec),
-            *root_warnings(spec, profile, home=home),
-            *remarks,
-        ),
+        notes=(*notes, *_notes(spec, profile, partitions, (level, *later), home), *remarks),
     )
+
+
+def _notes(
+    spec: Spec,
+    profile: Profile,
+    partitions: dict[str, Partition],
+    levels: Sequence[Choice],
+    home: str | None,
+) -> list[str]:
+    return [
+        *(choice.warning for choice in levels if choice.warning),
+        *_partition_notes(spec, profile, partitions),
+        *_member_notes(spec),
+        *_dependency_notes(spec, profile),
+        *root_warnings(spec, profile, home=home),
+    ]
+
+
+def _dependency_notes(spec: Spec, profile: Profile) -> list[str]:
+    after = dependency_of((*profile.directives.extra, *spec.sbatch))
+    if after is None or profile.backend is Backend.LOCAL:
+        return []
+    return [
+        f"--dependency={after} is for the first link; those after it wait for the link before, "
+        "and a chain that is resumed waits for nothing else"
+    ]
 
 
 def _gpu_count(spec: Spec) -> int:

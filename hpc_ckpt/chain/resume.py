@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from .. import lease
 from ..errors import RootError
 from ..rundir import RunDir
 from ..settings import ENV_PREFIX
 from .complaints import first_complaint
+from .directives import without_dependency
 from .layers import Loaded
 from .plan import Plan
 from .profile import Backend, Profile
@@ -40,8 +43,16 @@ def resume_chain(rundir: RunDir, environ: Mapping[str, str]) -> tuple[Plan, list
             "a chain of this machine: go on with the 'hpc-ckpt run' that began it, or with "
             f"'hpc-ckpt run --root {rundir.root} -- COMMAND'",
         )
+    if lease.highest(rundir):
+        loaded = _begun(loaded)
     plan = make_plan(loaded, cwd=cwd, environ=environ, live=True)
     return plan, submit_loaded(loaded, plan, environ=environ)
+
+
+def _begun(loaded: Loaded) -> Loaded:
+    """What the first link had to wait for is over, or Slurm has forgotten it."""
+    sbatch = without_dependency(loaded.spec.sbatch)
+    return replace(loaded, spec=loaded.spec.model_copy(update={"sbatch": sbatch}))
 
 
 def recorded(rundir: RunDir, record: Mapping[str, Any]) -> Loaded:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import SchedulerError
 from ..units import parse_duration
-from .backend import Cause, JobRecord
+from .backend import Cause, JobRecord, Queued
 from .evidence import of_state
 
 COMMAND_TIMEOUT_S = 30.0
@@ -115,6 +115,11 @@ def job_record(record: Mapping[str, str], restarts_before: int) -> JobRecord:
         ending="COMPLETING" in state,
         certain=_is_cancelled(state),
         restarted=_restarts(record) > restarts_before,
+        queued=Queued(
+            submitted=parse_time(record.get("SubmitTime")),
+            eligible=parse_time(record.get("EligibleTime")),
+            allocated=parse_time(record.get("StartTime")),
+        ),
     )
 
 

@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..errors import SpecError
 from .cluster import least
 from .profile import Profile, Strategy
@@ -58,9 +60,18 @@ def array_of(spec: Spec, strategy: Strategy, links: int) -> str | None:
 
 
 def within_limits(
-    links: int, strategy: Strategy, spec: Spec, profile: Profile, live: LiveLimits
+    links: int,
+    strategy: Strategy,
+    spec: Spec,
+    profile: Profile,
+    live: LiveLimits,
+    left: Sequence[int] = (),
 ) -> tuple[int, list[str]]:
-    """As many as the site takes at once; the rest follows where the chain may extend itself."""
+    """As many as the site takes at once; the rest follows where the chain may extend itself.
+
+    `left`: the indices of a sweep's members that are to be submitted.
+    """
+    notes = _running_notes(spec, live.running, len(left))
     indices = least(profile.limits.max_array, live.max_array)
     most_array = None if indices is None else indices - 1
     room = None if live.submit is None else int(live.submit.most)
@@ -69,32 +80,43 @@ def within_limits(
     if most_jobs == 0:
         raise SpecError(f"no job can be submitted now{said}; wait until some are over")
     if spec.members:
-        _check_sweep_fits(len(spec.members), least(most_array, most_jobs), said)
-        return links, []
+        _check_sweep_fits(left, most_array, most_jobs, said)
+        return links, notes
     extends = profile.chain.submit_from_compute_nodes
     if strategy is Strategy.RESUBMIT and most_jobs == 1:
-        return links, [f"a link's successor waits until there is room in the queue{said}"]
+        return links, [f"a link's successor waits until there is room in the queue{said}", *notes]
     if strategy in (Strategy.REQUEUE, Strategy.RESUBMIT):
-        return links, []
+        return links, notes
     if extends and most_jobs is not None and links > most_jobs > 1:
         most_jobs -= 1  # a link that extends the chain is in the queue itself
     most = least(most_jobs, most_array if strategy is Strategy.ARRAY else None)
     if most is None or links <= most:
-        return links, []
+        return links, notes
     rest = "the chain extends itself" if extends else "submit again when they are used up"
-    return max(1, most), [f"this site takes {most} links at once instead of {links}{said}; {rest}"]
+    note = f"this site takes {most} links at once instead of {links}{said}; {rest}"
+    return max(1, most), [note, *notes]
 
 
-def _check_sweep_fits(members: int, most: int | None, said: str) -> None:
-    if most is not None and members > most:
-        raise SpecError(f"members: {members} are more than this site takes at once ({most}{said})")
+def _check_sweep_fits(
+    left: Sequence[int], most_array: int | None, most_jobs: int | None, said: str
+) -> None:
+    """An array is bounded by its highest index, the queue by how many there are."""
+    highest = max(left, default=0)
+    if most_array is not None and highest > most_array:
+        raise SpecError(
+            f"members: {highest} are more than this site takes in one array ({most_array})"
+        )
+    if most_jobs is not None and len(left) > most_jobs:
+        raise SpecError(
+            f"members: {len(left)} are more than this site takes at once ({most_jobs}{said})"
+        )
 
 
-def running_notes(spec: Spec, running: Bound | None) -> list[str]:
+def _running_notes(spec: Spec, running: Bound | None, left: int) -> list[str]:
     """One link of a chain runs at a time; members of a sweep beside each other."""
     if running is None:
         return []
     if running.most < 1:
         raise SpecError(f"no link could ever start: {running.by} allows no running jobs")
-    wanted = min(spec.parallel or len(spec.members), len(spec.members))
+    wanted = min(spec.parallel or left, left)
     return [f"{running.by} allows {running.most:g} running jobs"] if wanted > running.most else []

@@ -34,9 +34,11 @@ from .activation import active
 from .claim import claimed_directory
 from .cluster import Survey
 from .command import check_command
+from .directives import dependency_of
 from .freeze import freeze
 from .layers import Loaded, load
 from .ledger import ChainStatus, State, read_status
+from .members import member_name
 from .past import jobs_of
 from .plan import Plan, plan_chain
 from .profile import Backend, Strategy, directive_name
@@ -124,7 +126,14 @@ def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bo
         limits=None if found is None else _limits(found, loaded),
         home=environ.get("HOME"),
         remarks=() if found is None else _maintenance(found),
+        complete=_complete(spec),
     )
+
+
+def _complete(spec: Spec) -> set[str]:
+    """Members of a sweep whose work is done: they are not submitted again."""
+    names = map(member_name, spec.members)
+    return {name for name in names if RunDir(Path(spec.root, name)).done() is not None}
 
 
 def _levels(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> tuple[Choice, list[Choice]]:
@@ -233,16 +242,23 @@ def uninterrupted() -> Iterator[None]:
 
 def _sbatch_all(script: Path, plan: Plan) -> list[str]:
     """One job or array; for afterany each job behind the one before. All of them or none."""
-    jobs = [sbatch(script)]
+    jobs, asked = [sbatch(script)], dependency_of(plan.extra)
     while plan.strategy is Strategy.AFTERANY and len(jobs) < plan.links:
         try:
-            jobs.append(sbatch(script, f"--dependency=afterany:{jobs[-1]}"))
+            jobs.append(sbatch(script, f"--dependency={_behind(jobs[-1], asked)}"))
         except BaseException:  # all of them or none; then raised again
             for job in reversed(jobs):
                 with contextlib.suppress(SchedulerError):
                     slurm.cancel(job)
             raise
     return jobs
+
+
+def _behind(job: str, asked: str | None) -> str:
+    """The command line outranks the script, so what was asked for is said again: where it can
+    never be fulfilled Slurm may cancel the first job, and afterany alone would start the second.
+    Slurm takes all (,) or any (?) of a list, never both."""
+    return f"afterany:{job}" + (f",{asked}" if asked and "?" not in asked else "")
 
 
 def sbatch(script: Path, *options: str) -> str:
@@ -290,13 +306,31 @@ def _run_directory(loaded: Loaded, plan: Plan) -> Iterator[RunDir]:
     rundir = RunDir(plan.root)
     changed = [rundir.chain_file, rundir.halt_file, rundir.root / SCRIPT_NAME]
     with claimed_directory(rundir, changed, group=plan.group):
-        frozen = frozen_code(loaded, plan, rundir.root)
-        write_chain(rundir, loaded, plan, code=git_version(plan.cwd), cwd=frozen)
+        write_chain(rundir, loaded, plan, pin(loaded, plan, rundir.root))
         yield rundir
 
 
-def frozen_code(loaded: Loaded, plan: Plan, home: Path) -> Path | None:
-    """Where the links run if the code is pinned; a new copy for each submission."""
+@dataclass(frozen=True)
+class Pinned:
+    """What is kept of the moment of a submission; one for all members of a sweep."""
+
+    code: dict[str, str | bool] | None
+    cwd: Path | None
+    """Where the links run if the code is pinned."""
+    packages: dict[str, str] | None
+
+
+def pin(loaded: Loaded, plan: Plan, home: Path) -> Pinned:
+    prefixes = [one.prefix for one in plan.activations]
+    return Pinned(
+        code=git_version(plan.cwd),
+        cwd=_frozen_code(loaded, plan, home),
+        packages=pinning.record(prefixes) if loaded.spec.pin.environment else None,
+    )
+
+
+def _frozen_code(loaded: Loaded, plan: Plan, home: Path) -> Path | None:
+    """A new copy for each submission."""
     kind = loaded.spec.pin.code
     if kind is None:
         return None
@@ -308,9 +342,7 @@ def write_chain(
     rundir: RunDir,
     loaded: Loaded,
     plan: Plan,
-    *,
-    code: dict[str, str | bool] | None,
-    cwd: Path | None,
+    pinned: Pinned,
     more: Mapping[str, Any] | None = None,
 ) -> None:
     """chain.json of a run directory that is claimed; `more` outranks what the plan says."""
@@ -321,14 +353,14 @@ def write_chain(
         plan,
         chain=str(old.get("chain") or uuid.uuid4()),
         created=float(old.get("created") or time.time()),
-        code=code,
-        cwd=cwd,
+        code=pinned.code,
+        cwd=pinned.cwd,
     )
     record["after_generation"] = lease.highest(rundir)
     record["jobs"] = list(old.get("jobs") or ())
     record["environment"] = _overrides(loaded)
-    if loaded.spec.pin.environment:
-        record["packages"] = pinning.record([one.prefix for one in plan.activations])
+    if pinned.packages is not None:
+        record["packages"] = pinned.packages
     fsio.write_atomic(rundir.chain_file, _encode({**record, **(more or {})}))
     rundir.halt_file.unlink(missing_ok=True)
 

@@ -56,24 +56,40 @@ class _OnSlurm:
 class Successors(_OnSlurm):
     """array, afterany, resubmit: further members or jobs wait behind this one."""
 
+    _settled: bool = False
+    """Whether something is known to follow, or that nothing can."""
+
     def prepare(self) -> bool:
         """Ask what is pending; submit more if nothing is and the budget allows it."""
-        left = self.links_left()
-        if left <= 0:
-            return True
-        try:
-            if self._pending():
-                return True
-        except SchedulerError as error:
-            log.info("could not ask what is pending: %s", error.stderr)
-            return False
-        if not self.orders.may_submit:
-            self._say_last("this site lets no compute node submit jobs; submit the chain again")
-            return True
-        return self._extend(left)
+        return self._lacking() is None
 
     def go_on(self) -> None:
-        """What follows was submitted before."""
+        """What follows was submitted before, unless the link was too short for that, or refused:
+        this is the last moment, and a chain must not end without a word."""
+        if self._settled:
+            return
+        why = self._lacking()
+        if why is not None:
+            self._settled = True
+            self._say_last(f"{why}; submit the chain again")
+
+    def _lacking(self) -> str | None:
+        """Why nothing is known to follow; None: it does, or all that can be said has been."""
+        left = self.links_left()
+        try:
+            if left > 0 and not self._pending():
+                self._follow(left)
+        except SchedulerError as error:
+            log.warning("nothing is known to follow this link: %s", error.stderr)
+            return " ".join(error.stderr.split())
+        self._settled = True
+        return None
+
+    def _follow(self, left: int) -> None:
+        if self.orders.may_submit:
+            self._extend(left)
+        else:
+            self._say_last("this site lets no compute node submit jobs; submit the chain again")
 
     def end(self) -> list[str]:
         cancelled = []
@@ -103,28 +119,32 @@ class Successors(_OnSlurm):
     def _pending(self) -> list[str]:
         return slurm.pending(self._jobs(), self.backend.run)
 
-    def _extend(self, left: int) -> bool:
-        count, array = self._size(left)
-        options = [f"--dependency=afterany:{self.backend.job}", *array]
+    def _extend(self, left: int) -> None:
+        """By as many as were submitted first; by one where the site takes fewer by now."""
+        count = min(left, self.orders.links) if self._by_tokens() else 1
+        try:
+            job = self._submit(count)
+        except SchedulerError as error:
+            if count == 1 or slurm.is_away(error):
+                raise
+            log.info("%d more links were refused: %s", count, error.stderr)
+            count, job = 1, self._submit(1)
+        self.ledger.emit(Event.CHAIN_EXTENDED, job=job, links=count)
+        log.info("nothing was pending: submitted %d more as %s", count, job)
+
+    def _by_tokens(self) -> bool:
+        return self.orders.member is None and self.orders.strategy == "array"
+
+    def _submit(self, count: int) -> str:
+        options = [f"--dependency=afterany:{self.backend.job}"]
+        if self.orders.member is not None:
+            options.append(f"--array={self.orders.member.index}")
+        elif self._by_tokens():
+            options.append(f"--array=1-{count}%1")
         hosts = hosts_excluded(self.rundir)
         if hosts:
             options.append(f"--exclude={','.join([*self.orders.exclude, *hosts])}")
-        try:
-            job = slurm.submit_script(self.orders.script, *options)
-        except SchedulerError as error:
-            log.warning("could not extend the chain: %s", error.stderr)
-            return False
-        self.ledger.emit(Event.CHAIN_EXTENDED, job=job, links=count)
-        log.info("nothing was pending: submitted %d more as %s", count, job)
-        return True
-
-    def _size(self, left: int) -> tuple[int, list[str]]:
-        if self.orders.member is not None:
-            return 1, [f"--array={self.orders.member.index}"]
-        if self.orders.strategy != "array":
-            return 1, []
-        count = min(left, self.orders.links)
-        return count, [f"--array=1-{count}%1"]
+        return slurm.submit_script(self.orders.script, *options)
 
     def _say_last(self, why: str) -> None:
         self.ledger.emit(Event.NOTHING_FOLLOWS, reason=why)

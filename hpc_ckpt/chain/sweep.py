@@ -23,7 +23,7 @@ from .. import lease
 from ..errors import RootError, SpecError
 from ..rundir import RunDir
 from .ledger import State, is_gone
-from .past import jobs_of
+from .past import jobs_beside_sweep
 
 SWEEP_FILE = "sweep.json"
 
@@ -118,7 +118,7 @@ def own_jobs(member: SweepMember, arrays: Sequence[str]) -> list[str]:
         return []
     holder = None if lease.released(rundir, last) else lease.holder_of(rundir, last)
     held = [holder.job] if holder is not None and holder.job is not None else []
-    return [job for job in dict.fromkeys([*jobs_of(rundir), *held]) if job not in indices]
+    return [job for job in dict.fromkeys([*jobs_beside_sweep(rundir), *held]) if job not in indices]
 
 
 def running_link(rundir: RunDir, now: float | None = None) -> int | None:

@@ -6,17 +6,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import fsio
+from .. import fsio, lease
 from ..errors import RootError, SpecError
-from ..provenance import git_version
 from ..rundir import RunDir
 from .claim import claimed, create, put_back, refuse_if_held_here, refuse_live_jobs
 from .command import check_command
+from .directives import dependency_of
 from .layers import Loaded
 from .members import command_of, member_name
 from .plan import Plan
@@ -25,8 +25,9 @@ from .render import render
 from .runs import remember
 from .submit import (
     SCRIPT_NAME,
+    Pinned,
     check_live,
-    frozen_code,
+    pin,
     sbatch,
     take_up_again,
     uninterrupted,
@@ -93,9 +94,17 @@ def resume_members(root: Path, names: Collection[str] | None = None) -> tuple[st
             for member in left:
                 take_up_again(member.rundir)
             indices = _indices([member.index for member in left], record.get("parallel"))
-            job = sbatch(script, f"--array={indices}")
+            job = sbatch(script, f"--array={indices}", *_waits_no_more(script, members(root)))
             _write(root, {**record, "jobs": [*arrays_of(root), job]})
     return job, [member.name for member in left]
+
+
+def _waits_no_more(script: Path, every: Iterable[SweepMember]) -> list[str]:
+    """What the array had to wait for is over once a member has begun; the script still says it."""
+    lines = script.read_text(encoding="utf-8", errors="replace").splitlines()
+    asked = dependency_of(line for line in lines if line.startswith("#SBATCH"))
+    begun = asked is not None and any(lease.highest(member.rundir) for member in every)
+    return ["--dependency="] if begun else []
 
 
 def _make_root(plan: Plan) -> Path:
@@ -124,13 +133,13 @@ def _submit(
 ) -> str:
     """All members are made, then the array is submitted; if that fails all are as before."""
     path, before = plan.root / SCRIPT_NAME, arrays_of(plan.root)
-    code, frozen = git_version(plan.cwd), frozen_code(loaded, plan, plan.root)
+    pinned = pin(loaded, plan, plan.root)
     made = [place for one in left for place in create(RunDir(plan.root / one[1]), group=plan.group)]
     rundirs = [RunDir(plan.root / one[1]) for one in left]
     changed = [file for place in rundirs for file in (place.chain_file, place.halt_file)]
     with put_back([*changed, plan.root / SWEEP_FILE, path], made):
         for one, rundir in zip(left, rundirs, strict=True):
-            _write_member(loaded, plan, one, rundir, code, frozen)
+            _write_member(loaded, plan, one, rundir, pinned)
         fsio.write_atomic(path, os.fsencode(script))
         _write(plan.root, _record(plan, wanted, before))
         throttle = (plan.array or "").partition("%")[2]
@@ -139,14 +148,7 @@ def _submit(
     return job
 
 
-def _write_member(
-    loaded: Loaded,
-    plan: Plan,
-    one: Wanted,
-    rundir: RunDir,
-    code: dict[str, str | bool] | None,
-    frozen: Path | None,
-) -> None:
+def _write_member(loaded: Loaded, plan: Plan, one: Wanted, rundir: RunDir, pinned: Pinned) -> None:
     index, name, values = one
     mine = replace(plan, root=rundir.root, name=f"{plan.name}-{name}"[:64])
     told = {
@@ -154,8 +156,7 @@ def _write_member(
         "sweep": str(plan.root),
         "member": {"index": index, "name": name, "values": values},
     }
-    own = _member_loaded(loaded, values)
-    write_chain(rundir, own, mine, code=code, cwd=frozen, more=told)
+    write_chain(rundir, _member_loaded(loaded, values), mine, pinned, told)
 
 
 def _member_loaded(loaded: Loaded, values: Mapping[str, str]) -> Loaded:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import events, fsio, lease, processes
+from .. import fsio, lease, processes
 from ..errors import (
     EXIT_COMPLETE,
     EXIT_FAILED,
@@ -33,8 +33,11 @@ from ..events import Event, EventLog
 from ..lease import Holder
 from ..rundir import Result, RunDir, prepare
 from ..settings import margin
-from .backend import Backend, Cause
+from .backend import Backend, Cause, JobRecord
+from .budget import no_progress
+from .entries import write_end, write_start
 from .evidence import Finding
+from .past import past_links
 from .sentry import Sentry
 from .verdict import Verdict, judge
 from .work import Ended, Work, perform
@@ -86,7 +89,8 @@ class TaskLink:
         self._generation = 0
         self._step_from = 0
         self._deadline: float | None = None
-        self._cause: Cause | None = None
+        self._seen: Finding | None = None
+        """Why the scheduler ends the link, once it has said so."""
         self._noticed: float | None = None
         self._asked: set[str] = set()
         self._met: set[Holder] = set()
@@ -151,15 +155,16 @@ class TaskLink:
     def _begin(self, work: Work) -> None:
         self._describe(work)
         self._step_from = self._newest_step()
-        self._look()
-        self._cause = None  # what befell an earlier link of the same job is no news
-        self._ledger.emit(
-            Event.LINK_STARTED,
-            generation=self._generation,
-            step=self._step_from,
+        queued = self._look().queued
+        self._seen = None  # what befell an earlier link of the same job is no news
+        write_start(
+            self._ledger,
+            self._job.backend,
+            self._generation,
+            self._step_from,
             deadline=self._deadline,
+            queued=queued,
             submission=self._job.submission,
-            **vars(self._job.backend.holder()),
         )
         self._sentry.start(self._on_signal, lambda: self._call_time(work))
 
@@ -189,19 +194,28 @@ class TaskLink:
         if name in self._asked:
             return
         self._asked.add(name)
-        self._look()
+        record = self._look()
         self._ledger.emit(
             Event.LINK_NOTICED,
             source=name,
             cause=self._cause,
+            said=record.said,
             left_s=None if self._deadline is None else round(self._deadline - time.time(), 1),
         )
 
-    def _look(self) -> None:
+    @property
+    def _cause(self) -> Cause | None:
+        return None if self._seen is None else self._seen.cause
+
+    def _look(self) -> JobRecord:
         """Ask the scheduler: at the start, at the first of each signal, and at the end."""
         record = self._job.backend.look()
-        self._cause = self._cause or record.cause
-        end = self._job.end if record.end is None else record.end
+        if self._seen is None and record.cause is not None:
+            self._seen = Finding(record.cause, record.said, record.certain)
+        self._publish(self._job.end if record.end is None else record.end)
+        return record
+
+    def _publish(self, end: float | None) -> None:
         if end is None or end == self._deadline:
             return
         if self._deadline is not None:
@@ -220,7 +234,7 @@ class TaskLink:
                 return
             self._time_called = True
             log.warning("the work does not end in time: the job is put back as it is")
-            seen = Finding(self._cause or Cause.TIME_LIMIT, "")
+            seen = self._seen or Finding(Cause.TIME_LIMIT, "")
             verdict = judge(self._rundir, self._generation, EXIT_FAILED, seen)
             if verdict.result is Result.FAILED:
                 verdict = replace(verdict, reason="it did not end by itself")
@@ -247,29 +261,25 @@ class TaskLink:
     def _judge(self, ended: Ended, work: Work) -> Verdict:
         if ended.code != EXIT_COMPLETE or self._noticed is not None:
             self._look()
-        seen = Finding(self._cause, "")
-        verdict = judge(self._rundir, self._generation, ended.code, seen)
+        verdict = judge(self._rundir, self._generation, ended.code, self._seen)
         if ended.error is not None and not ended.by_link_end:
             return replace(verdict, reason=f"{type(ended.error).__name__}: {ended.error}")
         if verdict.cause in _BY_A_SIGNAL and self._asked - {"SIGTERM"}:
             return replace(verdict, cause=Cause.TIME_LIMIT)  # that is what --signal warns of
         if work.returns and ended.code == EXIT_COMPLETE and verdict.result is Result.FAILED:
             # It dealt with its own failure, or was called for its result after DONE.
-            return Verdict(Result.COMPLETE, Cause.COMPLETE, "the function returned")
+            return replace(
+                verdict,
+                result=Result.COMPLETE,
+                cause=Cause.COMPLETE,
+                reason="the function returned",
+            )
         return verdict
 
     def _finish(self, verdict: Verdict, code: int | None) -> str | None:
         """Into the ledger; why the chain stops here although it is not complete, or None."""
         step = self._newest_step()
-        self._ledger.emit(
-            Event.LINK_ENDED,
-            outcome=verdict.result,
-            cause=verdict.cause,
-            reason=verdict.reason,
-            code=code,
-            step=step,
-            progress=verdict.progress(self._step_from, step),
-        )
+        write_end(self._ledger, verdict, code, self._step_from, step)
         if verdict.result is Result.COMPLETE:
             self._ledger.emit(Event.CHAIN_DONE, step=step)
         if verdict.result in (None, Result.COMPLETE):
@@ -308,25 +318,13 @@ class TaskLink:
         halted = self._rundir.halted()
         if halted is not None:
             return f"halted ({halted})"
-        progress = self._progress()
-        if [p for p in progress if p is not None][-2:] == [False, False]:
-            return "no progress in two links running"
-        if self._max_restarts is not None and len(progress) > self._max_restarts:
+        every = past_links(self._rundir, 0, lease.highest(self._rundir))
+        links = [link for link in every if link.submission == self._job.submission]
+        if self._max_restarts is not None and len(links) > self._max_restarts:
             return f"max_restarts={self._max_restarts} is spent"
-        if self._job.most_restarts is not None and len(progress) > self._job.most_restarts:
+        if self._job.most_restarts is not None and len(links) > self._job.most_restarts:
             return f"the local executor starts a job at most {self._job.most_restarts + 1} times"
-        return None
-
-    def _progress(self) -> list[bool | None]:
-        """Of each link of this submission, in order: whether it got anywhere; None: who knows."""
-        found = []
-        for generation in lease.generations(self._rundir):
-            records = list(events.read(self._rundir.ledger_file(generation)))
-            begun = [r for r in records if r["event"] == Event.LINK_STARTED.value]
-            if any(record.get("submission") == self._job.submission for record in begun):
-                ends = [r for r in records if r["event"] == Event.LINK_ENDED.value]
-                found.append(ends[-1].get("progress") if ends else None)
-        return found
+        return no_progress(links)
 
     def _newest_step(self) -> int:
         newest = self._rundir.newest()

@@ -28,6 +28,14 @@ SAVE_EVERY = 20
 GRACE_S = 10
 
 
+def wait_until(what: Callable[[], object], timeout_s: float = 120.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not what():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.2)
+
+
 @dataclass
 class SubmittedChain:
     """A chain on the cluster, and what a test does to it."""

@@ -11,6 +11,7 @@ from chains import SAVE_EVERY, assert_finished, run_undisturbed, submit_chain
 from devcluster import DevCluster
 
 from hpc_ckpt import lease
+from hpc_ckpt.chain.history import read_history
 from hpc_ckpt.chain.ledger import read_status
 
 pytestmark = pytest.mark.slurm
@@ -48,6 +49,10 @@ def test_each_strategy_completes_after_a_limit_and_a_preemption(
     assert (1 if strategy == "requeue" else 2) <= len(jobs)
     if strategy == "requeue":
         assert {chain.array} == jobs
+    for began in chain.ledger("link.started"):
+        assert began["submitted"] <= began["eligible"] <= began["allocated"] <= began["time"]
+    waits = [link.wait_s for link in read_history(chain.rundir).links]
+    assert all(wait is not None and wait < 60 for wait in waits), waits
 
 
 def test_a_requeue_after_the_limit_even_if_the_program_does_not_leave(

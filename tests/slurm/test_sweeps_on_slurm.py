@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from chains import PROFILE, cli
+from chains import PROFILE, cli, wait_until
 from devcluster import DevCluster
 
 from hpc_ckpt import lease
@@ -42,14 +41,6 @@ def submit_sweep(
     found = re.search(r"submitted array (\d+)", done.stdout)
     assert found is not None
     return found[1]
-
-
-def wait_until(what: object, timeout_s: float = 120.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not what():  # type: ignore[operator]
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.2)
 
 
 def held_back(cluster: DevCluster, array: str) -> tuple[int, int]:
@@ -107,6 +98,26 @@ def test_a_sweep_is_stopped_as_a_whole(idle_cluster: DevCluster, tmp_path: Path)
     assert 0 == again.returncode, again.stderr
     assert "3 members" in again.stdout
     wait_until(lambda: sweep_status(root).counts == {"complete": 4})
+
+
+def test_a_cancelled_member_stays_away_and_the_others_go_on(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """Its index would come back by requeue; the rest of the array are other chains."""
+    slow = f"{sys.executable} {COUNTER} $HPC_CKPT_ROOT/state {{total}} 0.1"
+    array = submit_sweep(
+        idle_cluster, tmp_path, parallel=None, members={"total": [60, 90]}, command=slow
+    )
+    root = tmp_path / "sweep"
+    wait_until(lambda: sweep_status(root).counts == {"running": 2})
+    first, second = (member.rundir for member in members(root))
+    wait_until(lambda: first.log_file(1).exists() and "from 0" in first.log_file(1).read_text())
+    idle_cluster.run("scancel", f"{array}_1")
+    wait_until(lambda: second.done() is not None)
+    wait_until(lambda: idle_cluster.run("squeue", "-h").stdout == "", 60)
+    status = read_status(first)
+    assert ("stopped", "cancelled by the user") == (status.state.value, status.reason)
+    assert 1 == lease.highest(first)
 
 
 def test_now_ends_members_that_were_asked_before(idle_cluster: DevCluster, tmp_path: Path) -> None:

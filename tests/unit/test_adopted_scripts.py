@@ -155,6 +155,15 @@ def test_what_is_replaced_is_said_with_its_reason(line: str) -> None:
     assert line not in result.spec.get("sbatch", [])
 
 
+def test_a_dependency_stays_and_is_explained() -> None:
+    """The chain's links wait for each other as well, and sbatch takes one of the two."""
+    result = adopted("-d afterok:1234")
+    assert ["--dependency=afterok:1234"] == result.spec["sbatch"]
+    assert "for the first link; those after it wait for the link before" in whys(
+        result, "--dependency=afterok:1234"
+    )
+
+
 @pytest.mark.parametrize("line", ["--wait", "--parsable", "--test-only", "-Q", "-v"])
 def test_options_of_the_submission_are_left_out(line: str) -> None:
     """--wait in a chain's script would wait for days."""
@@ -170,7 +179,6 @@ def test_options_of_the_submission_are_left_out(line: str) -> None:
         ("--array=1-10%2", "members:"),
         ("--array=$N", "not an array expression"),
         ("--ntasks=$N", "sbatch fills in no variables here"),
-        ("--dependency=afterok:1234", "a job of this moment"),
         ("--clusters=other", "on the cluster it is submitted on"),
         ("--time=soon", "not a duration"),
         ("--mem=much", "not a size"),

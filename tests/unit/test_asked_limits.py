@@ -8,7 +8,9 @@ import pytest
 
 from hpc_ckpt.chain import submit
 from hpc_ckpt.chain.layers import load
-from hpc_ckpt.chain.survey import LiveLimits
+from hpc_ckpt.chain.survey import Bound, LiveLimits
+from hpc_ckpt.errors import SpecError
+from hpc_ckpt.rundir import Done, RunDir
 
 
 @pytest.mark.parametrize(
@@ -45,3 +47,26 @@ def test_account_and_qos_as_sbatch_understands_them(
     submit.make_plan(loaded, cwd=tmp_path, environ=environ, live=True)
     assert expected == (asked["account"], asked["qos"])
     assert ("gpu",) == asked["partitions"]
+
+
+def test_members_that_are_complete_need_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that is nearly over is submitted again though all of it would not fit."""
+
+    class Found:
+        maintenance = ()
+
+    monkeypatch.setattr(submit, "take_survey", Found)
+    room = LiveLimits(submit=Bound(1, "QoS 'few'"))
+    monkeypatch.setattr(submit, "limits", lambda *_, **__: room)
+    (tmp_path / "site.yaml").write_text("cluster: lab\n")
+    spec = {"command": "echo {x}", "root": "sweep", "members": {"x": [1, 2, 3]}}
+    loaded = load(spec, profile=str(tmp_path / "site.yaml"), cwd=tmp_path, environ={})
+    with pytest.raises(SpecError, match="3 are more than this site takes at once"):
+        submit.make_plan(loaded, cwd=tmp_path, environ={}, live=True)
+    for name in ("x-1", "x-3"):
+        rundir = RunDir(tmp_path / "sweep" / name)
+        rundir.create()
+        rundir.write_done(Done(1, None))
+    assert 2 == submit.make_plan(loaded, cwd=tmp_path, environ={}, live=True).complete

@@ -82,12 +82,34 @@ def test_evidence_from_both_is_told_once(rundir: RunDir) -> None:
 
 
 def test_waits(rundir: RunDir) -> None:
-    """Since the submission, since the link before; or as the link itself says."""
+    """Since the submission, or since the link before."""
     wrote(rundir, 1, ("link.started", 0, {"step": 0}), ("link.ended", 10, {"cause": "x"}))
     wrote(rundir, 2, ("link.started", 40, {"step": 0}), ("link.ended", 50, {"cause": "x"}))
     wrote(rundir, 3, ("link.started", 45, {"step": 0}), ("link.ended", 60, {"cause": "x"}))
-    wrote(rundir, 4, ("link.started", 70, {"step": 0, "wait_s": 3.5}))
-    assert [60.0, 30.0, 0.0, 3.5] == [link.wait_s for link in history(rundir).links]
+    assert [60.0, 30.0, 0.0] == [link.wait_s for link in history(rundir).links]
+
+
+def queued(submitted: float, allocated: float) -> dict[str, float]:
+    return {"step": 0, "submitted": START + submitted, "allocated": START + allocated}
+
+
+def test_waits_as_the_scheduler_has_them(rundir: RunDir) -> None:
+    """Setting up is no waiting; an index waits for nothing before the link before has ended."""
+    wrote(rundir, 1, ("link.started", 0, queued(-50, -20)), ("link.ended", 10, {"cause": "x"}))
+    wrote(rundir, 2, ("link.started", 40, queued(-50, 35)), ("link.ended", 50, {"cause": "x"}))
+    wrote(rundir, 3, ("link.started", 90, queued(60, 80)))
+    assert [30.0, 25.0, 20.0] == [link.wait_s for link in history(rundir).links]
+    chain = {"name": "x", "created": START - 900, "after_generation": 2}
+    rundir.chain_file.write_text(json.dumps(chain))
+    assert 20.0 == history(rundir).links[2].wait_s
+
+
+def test_the_wait_behind_a_link_that_left_no_record(rundir: RunDir) -> None:
+    """An index waits since that one was heard of last; a new job since it was submitted."""
+    wrote(rundir, 1, ("link.started", 0, queued(-50, -20)))
+    wrote(rundir, 2, ("link.started", 40, queued(-50, 35)))
+    wrote(rundir, 3, ("link.started", 90, queued(60, 80)))
+    assert [30.0, 35.0, 20.0] == [link.wait_s for link in history(rundir).links]
 
 
 def test_the_wait_after_a_stop_is_not_known(rundir: RunDir) -> None:

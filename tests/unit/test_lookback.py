@@ -14,7 +14,7 @@ from hpc_ckpt.chain.backend import Cause, JobRecord
 from hpc_ckpt.chain.clockwork import Clockwork
 from hpc_ckpt.chain.lookback import cancelled_unseen
 from hpc_ckpt.chain.orders import MemberOrders, Orders
-from hpc_ckpt.chain.succession import Requeue
+from hpc_ckpt.chain.succession import Requeue, Successors
 from hpc_ckpt.errors import SchedulerError
 from hpc_ckpt.events import EventLog
 from hpc_ckpt.rundir import RunDir
@@ -126,3 +126,69 @@ def test_a_controller_that_stays_away_is_given_up(rundir: RunDir) -> None:
     )  # fmt: skip
     follow.go_on()
     assert "chain.nothing_follows" in rundir.ledger_file(1).read_text()
+
+
+# ── what follows ──────────────────────────────────────────────────────────────────────────
+class Site:
+    """Nothing is pending; sbatch takes arrays of at most `most`, or nobody answers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int, away: int = 0) -> None:
+        self.most, self.away = most, away
+        self.arrays: list[str] = []
+        monkeypatch.setattr("hpc_ckpt.chain.slurm.submit_script", self.sbatch)
+
+    def run(self, argv: Any) -> str:
+        if self.away:
+            self.away -= 1
+            raise SchedulerError(argv, None, "no answer from the scheduler")
+        return ""
+
+    def sbatch(self, _: Path, *options: str) -> str:
+        (array,) = (o.removeprefix("--array=") for o in options if o.startswith("--array="))
+        self.arrays.append(array)
+        if int(array.removesuffix("%1").rpartition("-")[2]) > self.most:
+            raise SchedulerError(["sbatch"], 1, "error: QOSMaxSubmitJobPerUserLimit")
+        return "900"
+
+    def following(self, rundir: RunDir) -> Successors:
+        orders = replace(Orders.read(rundir), may_submit=True, links=9)
+        log = EventLog(rundir.ledger_file(1))
+        return Successors(backend(self.run), rundir, orders, log, lambda: 5)
+
+
+def test_a_link_that_ends_before_it_has_looked_is_followed(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look comes after a second, or when the controller is back; links can be shorter."""
+    site = Site(monkeypatch, most=9)
+    follow = site.following(rundir)
+    follow.go_on()
+    follow.go_on()
+    assert ["1-5%1"] == site.arrays
+    assert '"job":"900"' in rundir.ledger_file(1).read_text().replace(" ", "")
+    later = Site(monkeypatch, most=9, away=1)
+    follow = later.following(rundir)
+    assert not follow.prepare()
+    follow.go_on()
+    assert ["1-5%1"] == later.arrays
+
+
+def test_a_chain_extends_itself_by_one_where_the_site_takes_no_more(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user has other jobs by now."""
+    site = Site(monkeypatch, most=1)
+    assert site.following(rundir).prepare()
+    assert ["1-5%1", "1-1%1"] == site.arrays
+
+
+def test_a_chain_that_cannot_go_on_says_so(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused while the link ran and when it ended: without a word it would look alive."""
+    follow = Site(monkeypatch, most=0).following(rundir)
+    assert not follow.prepare()
+    assert not rundir.ledger_file(1).exists()
+    follow.go_on()
+    follow.go_on()
+    (told,) = rundir.ledger_file(1).read_text().splitlines()
+    assert "chain.nothing_follows" in told
+    assert "QOSMaxSubmitJobPerUserLimit; submit the chain again" in told

@@ -10,6 +10,7 @@ import pytest
 
 from hpc_ckpt import __version__, settings
 from hpc_ckpt.chain.activation import Activation, Kind, active
+from hpc_ckpt.chain.directives import dependency_of
 from hpc_ckpt.chain.plan import Plan, plan_chain
 from hpc_ckpt.chain.profile import Profile
 from hpc_ckpt.chain.record import chain_record
@@ -374,6 +375,48 @@ def test_what_could_not_be_submitted_or_start_is_refused(
     with pytest.raises(SpecError) as caught:
         limited({}, live, **keys)
     assert said in str(caught.value)
+
+
+def test_only_members_that_would_be_submitted_must_fit() -> None:
+    """Those that are complete are not; an array is bounded by its highest index all the same."""
+    spec, profile = both(LAB, partition="gpu", members={"x": [1, 2, 3, 4]}, parallel=3)
+
+    def planned(live: LiveLimits, *complete: str) -> Plan:
+        return plan_chain(spec, profile, cwd=CWD, limits=live, complete=complete)
+
+    room = LiveLimits(submit=Bound(2, "QoS 'few'"), running=Bound(2, "QoS 'few'"))
+    made = planned(room, "x-1", "x-3")
+    assert "members   4, each a chain of its own; 2 are complete and left alone" in made.describe()
+    assert not any("running jobs" in note for note in made.notes)
+    with pytest.raises(SpecError, match="3 are more than this site takes at once"):
+        planned(room, "x-1")
+    with pytest.raises(SpecError, match="4 are more than this site takes in one array"):
+        planned(LiveLimits(4), "x-1", "x-2", "x-3")
+    planned(LiveLimits(4), "x-4")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["--licenses=a"], None),
+        (["--dependency=afterok:1"], "afterok:1"),
+        (["--dependency afterok:1", "--depend='afterany:2?afterok:3'"], "afterany:2?afterok:3"),
+        (["--licenses=a --dependency=singleton"], "singleton"),
+        (["--deadline=now", "--comment=--dependent=3", "--kill-on-invalid-dep=yes"], None),
+    ],
+)
+def test_what_a_job_waits_for_is_read_as_sbatch_does(
+    lines: list[str], expected: str | None
+) -> None:
+    assert expected == dependency_of(lines)
+
+
+def test_a_dependency_of_the_user_is_explained() -> None:
+    """sbatch takes one: that of the command line, by which links follow each other."""
+    made = limited({}, LiveLimits(), sbatch=["--dependency=afterok:12"])
+    (said,) = (note for note in made.notes if "--dependency=afterok:12" in note)
+    assert "for the first link; those after it wait for the link before" in said
+    assert not any("dependency" in note for note in limited({}, LiveLimits()).notes)
 
 
 def test_links_are_no_longer_than_an_account_allows() -> None:

@@ -59,6 +59,13 @@ def test_the_cause_is_read_from_the_record(changes: dict[str, str], cause: Cause
     assert found.said.startswith("scontrol: JobState=")
 
 
+def test_when_a_job_was_in_the_queue() -> None:
+    """What is not known is left out."""
+    times = {"SubmitTime": "100", "EligibleTime": "Unknown", "StartTime": "130"}
+    found = slurm.job_record(edited(**times), 0).queued
+    assert {"submitted": 100.0, "allocated": 130.0} == found.known()
+
+
 @pytest.mark.parametrize("text", ["Unknown", "N/A", "None", "2026-11-16T04:00:00", None])
 def test_a_time_that_is_none_is_unknown(text: str | None) -> None:
     """No end is better than a wrong one."""

@@ -125,6 +125,27 @@ def test_successors_are_cancelled_too(tmp_path: Path, scheduler: Scheduler) -> N
         stop_sweep(tmp_path, How.SAVE)
 
 
+@pytest.mark.parametrize("verb", ["stop", "resume"])
+def test_sweep_json_is_not_read_for_every_member(
+    verb: str, tmp_path: Path, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cost is counted, not timed: it names all members, so once each costs their square."""
+    for number, rundir in enumerate(make_sweep(tmp_path, 50)):
+        runs(rundir, f"7_{number + 1}")
+    read, opened = Path.read_bytes, []
+
+    def counted(path: Path) -> bytes:
+        opened.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    if verb == "stop":
+        stop_sweep(tmp_path, How.SAVE)
+    else:
+        resume_members(tmp_path)
+    assert 0 < opened.count("sweep.json") < 10
+
+
 # ── again ─────────────────────────────────────────────────────────────────────────────────
 def test_a_sweep_lives_as_long_as_the_jobs_of_its_members(
     tmp_path: Path, scheduler: Scheduler
@@ -157,6 +178,21 @@ def test_a_stopped_sweep_is_taken_up_without_its_spec(tmp_path: Path, scheduler:
     assert ["7", "9"] == json.loads((tmp_path / "sweep.json").read_text())["jobs"]
     assert first.halted() is third.halted() is None
     assert 1 == (first.chain() or {})["after_generation"]
+
+
+def test_what_a_sweep_had_to_wait_for_is_not_waited_for_again(
+    tmp_path: Path, scheduler: Scheduler
+) -> None:
+    """The script still says it, and Slurm has forgotten that job, or it failed since."""
+    (first,) = make_sweep(tmp_path, 1)
+    lines = "#!/bin/bash\n#SBATCH --dependency=afterok:12\n"
+    (tmp_path / "chain.sbatch").write_text(lines)
+    resume_members(tmp_path)
+    assert not any("--dependency" in word for word in scheduler.of("sbatch")[-1])
+    runs(first, "7_1")
+    (first.lease / "00000001.released").touch()
+    resume_members(tmp_path)
+    assert "--dependency=" in scheduler.of("sbatch")[-1]
 
 
 def test_one_member_is_taken_up_while_others_run(tmp_path: Path, scheduler: Scheduler) -> None:

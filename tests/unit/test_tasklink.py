@@ -39,6 +39,7 @@ class Scheduler:
     name: str = "slurm"
     kill_wait_s: float = 0.0
     enforces_end: bool = True
+    node: str | None = "n1"
 
     def holder(self) -> Holder:
         return Holder.here(job=self.job)
@@ -319,9 +320,11 @@ def test_the_launchers_own_limit_is_told(place: RunDir) -> None:
 
 def test_a_cancelled_job_is_not_put_back(place: RunDir) -> None:
     """scancel sends TERM too, and means it."""
-    cancelled = Scheduler(JobRecord(cause=Cause.CANCELLED))
+    cancelled = Scheduler(JobRecord(cause=Cause.CANCELLED, said="scontrol: JobState=COMPLETING"))
     with pytest.raises(ChainStopped, match="the job was cancelled"):
         run(place, end_link, scheduler=cancelled)
+    (ended,) = (r for r in events.read(place.ledger_file(1)) if r["event"] == "link.ended")
+    assert "scontrol: JobState=COMPLETING" in ended["evidence"]
 
 
 def test_a_halted_chain_ends_and_does_not_begin(place: RunDir) -> None:
@@ -469,5 +472,7 @@ def test_a_rank_without_rank_0_gives_up(place: RunDir, monkeypatch: pytest.Monke
 def test_what_happened_is_in_the_ledger(place: RunDir) -> None:
     """`hpc-ckpt status` shows these chains as any other."""
     assert comes_back(place, end_link)
-    names = [record["event"] for record in events.read(place.ledger_file(1))]
-    assert ["link.started", "link.ended"] == names
+    began, ended = events.read(place.ledger_file(1))
+    assert ("link.started", "link.ended") == (began["event"], ended["event"])
+    assert "n1" == began["node"]
+    assert any("exit code" in said for said in ended["evidence"])
