@@ -154,13 +154,15 @@ class Number:
     name: str | None = None
     """A regex for the name of the restart file."""
     value: str | None = None
+    total: str | None = None
+    """What the number is when the work is done: {steps_left} is the difference."""
 
     @classmethod
     def parse(cls, value: object, where: str) -> Number:
         if isinstance(value, (str, int)):
             value = {"value": value}
         kinds = ("command", "file", "count", "name", "value")
-        read = Reader(value, where, (*kinds, "regex", "bytes"))
+        read = Reader(value, where, (*kinds, "regex", "bytes", "total"))
         if sum(read.has(kind) for kind in kinds) != 1:
             raise SpecError(f"{where}: write one of {', '.join(kinds)}")
         if read.has("command") and not read.has("regex"):
@@ -175,6 +177,7 @@ class Number:
             read.text("count"),
             read.pattern("name"),
             read.text("value"),
+            read.text("total"),
         )
 
 

@@ -24,7 +24,7 @@ from .invocation import Invocation, find
 NOT_RUN = "not run here"
 BUILT_IN = frozenset(
     ("program", "restart", "pid", "output", "hours_left", "minutes_left", "seconds_left",
-     "time_left")
+     "time_left", "steps_left")
 )  # fmt: skip
 _KEYS = ("name", "title", "tried", "note", "like", "recognise", "values", "restart", "also",
          "first", "resume", "save", "complete", "progress", "sane")  # fmt: skip

@@ -25,6 +25,17 @@ NAMES = {
     "gromacs", "lammps", "openmm", "namd", "quantum-espresso", "cp2k", "vasp", "gaussian", "orca",
     "amber", "keras", "r", "matlab", "julia", "nextflow", "snakemake", "generic",
 }  # fmt: skip
+TRIED = {
+    "cp2k",
+    "gromacs",
+    "lammps",
+    "keras",
+    "generic",
+    "quantum-espresso",
+    "openmm",
+    "r",
+    "snakemake",
+}
 GOOD: dict[str, Any] = {"name": "mine", "restart": "x.rst", "complete": {"exit_code": 0}}
 
 
@@ -34,9 +45,7 @@ def work(place: Path, *argv: str) -> Work:
 
 def test_all_that_are_promised_are_shipped() -> None:
     assert NAMES == set(SHIPPED)
-    assert {"gromacs", "lammps", "keras", "generic"} == {
-        name for name, recipe in SHIPPED.items() if recipe.was_tried
-    }
+    assert TRIED == {name for name, recipe in SHIPPED.items() if recipe.was_tried}
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -61,7 +70,7 @@ def test_a_recipe_comes_back_from_json(name: str) -> None:
             ["sim.restart.coor", "sim.restart.vel", "sim.restart.xsc"],
         ),
         ("mpirun pw.x -in s.in", {"s.in": "&control\n prefix='si'\n/"}, "quantum-espresso",
-         ["si.save/data.xml"]),
+         ["si.save/data-file-schema.xml", "si.save/wfc1.dat", "si.md"]),
         ("cp2k.psmp -i h.inp", {"h.inp": "&GLOBAL\n PROJECT h2o\n"}, "cp2k", ["h2o-1.restart"]),
         ("vasp_std", {}, "vasp", ["CONTCAR"]),
         ("g16 a.com", {"a.com": "%chk=a\n# opt\n"}, "gaussian", ["a.chk"]),
@@ -71,8 +80,8 @@ def test_a_recipe_comes_back_from_json(name: str) -> None:
          "r", ["s.rds"]),
         ("matlab -batch s", {"s.m": "load('s.mat')\nsave('s.mat')"}, "matlab", ["s.mat"]),
         ("julia s.jl", {"s.jl": 'deserialize("s.jls"); serialize("s.jls", x)'}, "julia", ["s.jls"]),
-        ("python -u s.py", {"s.py": "saveCheckpoint('c.chk')\nloadCheckpoint('c.chk')"}, "openmm",
-         ["c.chk"]),
+        ("python -u s.py", {"s.py": "s.loadCheckpoint('c.chk')\ns.saveCheckpoint('c.new')\n"
+         "os.replace('c.new', 'c.chk')"}, "openmm", ["c.chk"]),
         ("python s.py", {"s.py": "import keras\nF='t/{epoch}.keras'\nm.save(F); load_model(F)"},
          "keras", ["t/5.keras"]),
         ("nextflow run main.nf", {}, "nextflow", [".nextflow/history"]),
@@ -305,7 +314,7 @@ def test_a_mistake_in_a_spec_is_said_with_its_line(tmp_path: Path) -> None:
 def test_the_verb_lists_and_shows(tmp_path: Path) -> None:
     listed = cli(tmp_path).stdout
     assert all(re.search(rf"^{name} ", listed, re.MULTILINE) for name in NAMES)
-    assert len(NAMES) - 4 == listed.count(NOT_RUN)
+    assert len(NAMES - TRIED) == listed.count(NOT_RUN)
     shown = cli(tmp_path, "vasp").stdout
     assert "not run here" in shown
     assert SHIPPED["vasp"].source == yaml.load(shown, yaml.BaseLoader)
