@@ -18,8 +18,9 @@ from .. import resources
 from ..errors import SpecError
 from ..settings import merge
 from .base import Work
-from .ingredients import Also, Edit, Number, Reader, Request, RestartFiles, Sane, Test, Value
+from .ingredients import Also, Edit, Number, Request, RestartFiles, Sane, Test, Value
 from .invocation import Invocation, find
+from .reader import Reader
 
 NOT_RUN = "not run here"
 BUILT_IN = frozenset(
