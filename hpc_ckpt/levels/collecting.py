@@ -249,7 +249,7 @@ class Collector:
         stays = {str(self._cwd / f["path"]) for f in facts["files"]} if whole else set()
         for path, mark in self.stamps().items():
             if mark[1] > saved and path not in stays:
-                why = "not of the same moment" if whole else "but not whole"
+                why = "not of the same moment" if whole else "not known to be whole"
                 _move_away(path, f"newer than what was saved, {why}")
 
     def newer_than(self, facts: Mapping[str, Any]) -> str | None:

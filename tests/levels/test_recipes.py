@@ -23,19 +23,12 @@ PROJECT = Path(__file__).parents[2]
 SHIPPED = {recipe.name: recipe for recipe in load_recipes(Path("/nowhere"), {})}
 NAMES = {
     "gromacs", "lammps", "openmm", "namd", "quantum-espresso", "cp2k", "vasp", "gaussian", "orca",
-    "amber", "keras", "r", "matlab", "julia", "nextflow", "snakemake", "generic",
+    "amber", "keras", "r", "matlab", "octave", "julia", "nextflow", "snakemake", "generic",
 }  # fmt: skip
 TRIED = {
-    "cp2k",
-    "gromacs",
-    "lammps",
-    "keras",
-    "generic",
-    "quantum-espresso",
-    "openmm",
-    "r",
+    "gromacs", "lammps", "keras", "generic", "quantum-espresso", "openmm", "r", "octave", "cp2k",
     "snakemake",
-}
+}  # fmt: skip
 GOOD: dict[str, Any] = {"name": "mine", "restart": "x.rst", "complete": {"exit_code": 0}}
 
 
@@ -116,6 +109,7 @@ def test_a_command_is_recognised_and_its_restart_files_are_found(
         ("r", "s.R", 'x <- readRDS("s.rds")\nsaveRDS(x, "n.rds")\nfile.rename("n.rds", "s.rds")',
          "s.rds"),
         ("matlab", "s.m", "load('in.mat')\nsave('out.mat')", None),
+        ("octave", "s.m", "load('s.mat')\nsave('n.mat')\nmovefile('n.mat', 's.mat')", "s.mat"),
         ("matlab", "s.m", "f = 's.mat';\nload(f)\nsave(f, 'x')", "s.mat"),
         ("julia", "s.jl", 'x = deserialize("in.jls"); serialize("out.jls", x)', None),
         ("julia", "s.jl", 'const F = "s.jls"\nx = deserialize(F)\nserialize(F, x)', "s.jls"),
@@ -127,7 +121,7 @@ def test_an_input_is_not_taken_for_a_restart_file(
     (tmp_path / script).write_text(text)
     for data in ("in.rds", "s.rds", "in.mat", "s.mat", "in.jls", "s.jls"):
         (tmp_path / data).write_text("x")
-    program = {"r": "Rscript", "matlab": "octave", "julia": "julia"}[name]
+    program = {"r": "Rscript", "matlab": "matlab", "octave": "octave", "julia": "julia"}[name]
     this, level = work(tmp_path, program, script), Application(SHIPPED[name])
     if file is None:
         assert "does not show {" in (level.probe(this) or "")
