@@ -514,6 +514,21 @@ def test_what_a_killed_link_left_half_is_moved_away_though_nothing_was_saved(cas
     assert ["e5.rst", "e6.rst.aside"] == sorted(p.name for p in case.cwd.glob("e*"))
 
 
+def test_of_files_that_belong_together_the_first_pattern_names_the_one_that_is_tested(
+    case: Case,
+) -> None:
+    recipe = {
+        "name": "t",
+        "restart": {"files": ["z.xml", "*.dat"], "pick": "all"},
+        "sane": {"ends": "END"},
+        "complete": {"file": "out"},
+    }
+    case.link(case.level(recipe), "bash", "-c", "printf 1END > a.dat; printf 1E > z.xml")
+    assert [] == case.restarts.keys()
+    case.link(case.level(recipe), "bash", "-c", "printf 2 > a.dat; printf 2END > z.xml")
+    assert 1 == len(case.restarts.keys())
+
+
 def test_a_file_that_the_program_did_not_go_on_from_is_not_saved(case: Case) -> None:
     """It was left by a killed link: what nobody can tell is half may be just that."""
     recipe = {"name": "t", "restart": "e.rst", "complete": {"file": "out"}}

@@ -142,6 +142,25 @@ def test_a_command_that_shows_nothing_is_not_recognised(tmp_path: Path, command:
     assert (None, None) == (matching(SHIPPED.values(), this), untried(SHIPPED.values(), this))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "&control\n outdir = './t/' ! a / b\n/\n&system\n nat = 1\n/\n",
+        "&CONTROL prefix = 'a', nstep = 9 /  ! short\n&system nat = 1 /\n",
+    ],
+)
+def test_lines_for_pw_go_to_the_end_of_the_first_namelist(tmp_path: Path, text: str) -> None:
+    """Where they outrank what the user wrote."""
+    (tmp_path / "a.in").write_text(text)
+    this, level = work(tmp_path, "pw.x", "-in", "a.in"), Application(SHIPPED["quantum-espresso"])
+    start = level.resume(this, tmp_path, {"restart": "x", "files": []})
+    assert ("pw.x", "-in", "a.in.link") == start.argv
+    control, _, rest = (tmp_path / "a.in.link").read_text().partition("&system")
+    assert "restart_mode = 'restart'\n/" in control
+    assert text.partition("&system")[2] == rest
+    assert text == (tmp_path / "a.in").read_text()
+
+
 def test_a_recipe_that_was_not_run_has_to_be_named(tmp_path: Path) -> None:
     this = work(tmp_path, "mpirun", "vasp_std")
     assert None is matching(SHIPPED.values(), this)
