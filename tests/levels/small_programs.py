@@ -16,7 +16,7 @@ HYDROGEN = """&control
   dt = 5
 /
 &system
-  ibrav = 1, celldm(1) = 14.0, nat = 2, ntyp = 1, ecutwfc = 90, nosym = .true.
+  ibrav = 1, celldm(1) = 15.0, nat = 2, ntyp = 1, ecutwfc = 90, nosym = .true.
 /
 &electrons
   conv_thr = 1d-8

@@ -19,9 +19,9 @@ from small_programs import ARGON, SQUARES, WALK, energies, hydrogen
 from hpc_ckpt.levels.restarts import Restarts
 from hpc_ckpt.rundir import RunDir
 
-STEPS = 12
+STEPS = 10
 CLOSE = 1e-6
-"""In Ry, after twelve steps with energies that are converged to 1e-8."""
+"""In Ry, after ten steps with energies that are converged to 1e-8."""
 PW = "pw.x -in md.in > md.out 2>&1"
 
 
@@ -46,7 +46,7 @@ def test_quantum_espresso_stopped_at_limits_goes_on_to_the_last_step_and_no_furt
     """nstep is the length of the whole, though pw.x counts anew in each link."""
     hydrogen(tmp_path, STEPS)
     status = chain(
-        tmp_path, PW, "quantum-espresso", "9s",
+        tmp_path, PW, "quantum-espresso", "7s",
         recipe={"like": "quantum-espresso", "name": "qe", "save": {"lead": "3s"}},
     )  # fmt: skip
     assert "complete" == status["state"]
@@ -126,7 +126,7 @@ def test_r_goes_on_bit_for_bit_after_limits_a_kill_and_a_truncated_file(tmp_path
         cut(tmp_path / "walk.rds")
 
     striking = at_first_restart(tmp_path, strike)
-    status = chain(tmp_path, "Rscript walk.R 600", "r", "8s")
+    status = chain(tmp_path, "Rscript walk.R 600", "r", "5s")
     striking.join()
     assert "complete" == status["state"]
     causes = [link["cause"] for link in status["links"]]
