@@ -7,7 +7,8 @@ VENV_BENCH := .venv-bench
 BENCH := $(VENV_BENCH)/bin
 STAMPS := .make
 TEST_PACKAGES := slurmctld slurmd slurm-client munge gcc e2fsprogs util-linux openmpi-bin \
-  slurmdbd mariadb-server slurm-wlm-mysql-plugin gromacs lammps
+  slurmdbd mariadb-server slurm-wlm-mysql-plugin gromacs lammps \
+  quantum-espresso r-base-core snakemake
 CLUSTER := $(STAMPS)/slurm
 
 .PHONY: demo test soak check format packages criu slurm-up slurm-down bench bench-quick clean help

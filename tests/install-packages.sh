@@ -12,6 +12,8 @@ for package in $PACKAGES; do
         util-linux) command -v unshare >/dev/null && command -v setpriv >/dev/null || missing="$missing $package" ;;
         gromacs) command -v gmx >/dev/null || missing="$missing $package" ;;
         lammps) command -v lmp >/dev/null || missing="$missing $package" ;;
+        quantum-espresso) command -v pw.x >/dev/null || missing="$missing $package" ;;
+        r-base-core) command -v Rscript >/dev/null || missing="$missing $package" ;;
         munge) [ -x /usr/sbin/munged ] || missing="$missing $package" ;;
         python3-venv) "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || missing="$missing $package" ;;
         *) command -v "$package" >/dev/null || missing="$missing $package" ;;

@@ -22,7 +22,7 @@ from ..errors import EXIT_SAVED
 from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
 from .collecting import Beginning, Collector, put_all_back
 from .evidence import Evidence, stamp
-from .ingredients import Edit, Rewrite, Test
+from .ingredients import Edit, Number, Rewrite, Test
 from .invocation import Invocation, named
 from .program import Program
 from .recipe import Recipe
@@ -37,6 +37,7 @@ RESERVE_S = 1.0
 """Of the time for a last save, for copying what is there."""
 WATCH_S = 2.0
 """A program that does not take its restart file ends within about this long."""
+INTERPRETERS = ("python*", "perl", "bash", "sh")
 COLLECT_S = 5.0
 """For a last save of a program that is asked nothing."""
 
@@ -54,6 +55,7 @@ class Application:
         self._asked_file: Path | None = None
         self._asked_to_stop = False
         self._tried_in_place = False
+        self._handed: Mapping[str, Any] = {}
 
     def probe(self, work: Work) -> str | None:
         recipe = self._recipe
@@ -69,8 +71,9 @@ class Application:
         if missing and None not in missing:
             return (
                 f"the command does not show {{{missing[0]}}}, which its restart files need; "
-                f"give it a default in a recipe of your own with 'like: {recipe.name}'"
-            )
+                f"give it a default in a recipe of your own with 'like: {recipe.name}'. "
+                f"{recipe.note}"
+            ).strip()
         untold = [_untold(values, test) for test in recipe.complete]
         if None not in untold:
             return f"nothing shows {{{untold[0]}}}, which tells the end of the work; {recipe.note}"
@@ -87,6 +90,7 @@ class Application:
             if name is not None:
                 log.warning("nothing is saved, but %s is of this chain: goes on from it", name)
                 self._collector.seen_then(begun)
+                self._handed = self._collector.stamps()
                 return self._start(work, call, self._recipe.resume, {"restart": name})
         else:
             self._before = self._final_stamps()
@@ -124,7 +128,7 @@ class Application:
         return call
 
     def _start(self, work: Work, call: Invocation, edit: Edit, more: Mapping[str, str]) -> Start:
-        known = {**more, **self._limits(work)}
+        known = {**more, **self._limits(work), **self._steps_left(more)}
         for text in edit.keep:
             path = self._values.path(text, known)
             if path is not None and path.is_file():
@@ -140,6 +144,17 @@ class Application:
         request = self._recipe.save
         lead_s = request.lead_s / 2 if request.asks else request.lead_s
         return times_left(work, lead_s, request.limit_share)
+
+    def _steps_left(self, more: Mapping[str, str]) -> dict[str, str]:
+        """For a program that counts its steps anew in each link; at least one."""
+        progress = self._recipe.progress
+        if progress is None or progress.total is None or "restart" not in more:
+            return {}
+        total = self._evidence.number(Number(value=progress.total))
+        done = self._evidence.number(progress, self._work.cwd / more["restart"])
+        if total is None or done is None:
+            return {}
+        return {"steps_left": str(max(total - done, 1))}
 
     def _edited(self, call: Invocation, edit: Edit, known: Mapping[str, str]) -> tuple[str, ...]:
         if edit.command is not None:
@@ -219,6 +234,8 @@ class Application:
 
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
         written = self._wait_written(program, moment)
+        if self._handed and program.poll() and self._handed == self._collector.stamps():
+            raise NothingNew("the program ended before it went on from what an earlier link left")
         try:
             collected = self._collector.collect(into, SETTLE_S if program.poll() is None else 0.0)
         except NothingNew:
@@ -257,7 +274,7 @@ class Application:
         """The program itself behind shells and launchers; else whatever has no children."""
         tree = program.tree()
         patterns = self._recipe.recognised.programs
-        found = [pid for pid in tree if patterns and named(_first_word(pid), patterns)]
+        found = [pid for pid in tree if any(named(w, patterns) for w in _called(pid))]
         return found or program.leaves()
 
     def _make_request(self, file: str, text: str) -> None:
@@ -329,9 +346,11 @@ def _lead(recipe: Recipe) -> float:
     return request.lead_s / 2 if limited else min(request.lead_s, COLLECT_S)
 
 
-def _first_word(pid: int) -> str:
+def _called(pid: int) -> list[str]:
+    """The name of a process's program; of a script also its own."""
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return ""
-    return os.fsdecode(line.partition(b"\0")[0])
+        return []
+    words = [os.fsdecode(word) for word in line.split(b"\0")[:2]]
+    return words if named(words[0], INTERPRETERS) else words[:1]

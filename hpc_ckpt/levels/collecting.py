@@ -95,7 +95,7 @@ class Collector:
         self._seen: Stamps = {}
 
     def stamps(self) -> Stamps:
-        """Every restart file that is there now."""
+        """Every restart file that is there now, in the order of the patterns."""
         found: Stamps = {}
         for pattern in self._recipe.restart.files:
             for path in self._values.files(pattern):
@@ -122,11 +122,24 @@ class Collector:
         new = {path: s for path, s in now.items() if self._seen.get(path) != s}
         if not new:
             raise NothingNew("there is no restart file yet" if not now else "no newer restart file")
-        if self._recipe.restart.pick == "all":
-            collected = self._all(into, sorted(now), steady_s)
-        else:
+        if self._recipe.restart.pick != "all":
             collected = self._newest_of(into, new)
+        elif self._recipe.restart.copy:
+            collected = self._all(into, list(now), steady_s)
+        else:
+            collected = self._noted(into, now)
         self._also(into, collected)
+        return collected
+
+    def _noted(self, into: Path, now: Stamps) -> Collected:
+        """The program looks after them itself, and may be changing them at this moment."""
+        collected = Collected()
+        for path, mark in now.items():
+            self._note(collected, Path(path), mark, None)
+        why = self._insane(into, collected, self._cwd / collected.restart)
+        if why is not None:
+            raise NothingNew(why)
+        self._seen = now
         return collected
 
     def _newest_of(self, into: Path, new: Stamps) -> Collected:
@@ -171,7 +184,7 @@ class Collector:
                 self._seen = marks
                 return collected
             self._leave(into, collected)
-            paths = sorted(self.stamps())
+            paths = list(self.stamps())
         raise NothingNew("the restart files change all the time while they are copied")
 
     def _take(self, path: Path, into: Path, collected: Collected) -> Stamp:
@@ -226,14 +239,18 @@ class Collector:
         return why
 
     def put_aside(self, facts: Mapping[str, Any]) -> None:
-        """What is newer than the saved one would be taken in its place by the program."""
+        """What is newer than the saved one would be taken in its place by the program.
+
+        Of files that belong together those that are put back need not go away.
+        """
         if not self._recipe.restart.aside:
             return
-        saved = _saved_at(facts)
+        saved, whole = _saved_at(facts), self._recipe.restart.pick == "all"
+        stays = {str(self._cwd / f["path"]) for f in facts["files"]} if whole else set()
         for path, mark in self.stamps().items():
-            if mark[1] > saved:
-                log.warning("moved away: %s, newer than what was saved, but not whole", path)
-                Path(path).replace(f"{path}{ASIDE}")
+            if mark[1] > saved and path not in stays:
+                why = "not of the same moment" if whole else "not known to be whole"
+                _move_away(path, f"newer than what was saved, {why}")
 
     def newer_than(self, facts: Mapping[str, Any]) -> str | None:
         """A whole restart file in place that was written after the saved one; its path."""
@@ -262,6 +279,8 @@ class Collector:
             whole = sane is None or self._evidence.insane(sane, Path(path)) is None
             if whole and begun.may_try(path, left[path]):
                 return self._shown(Path(path))
+            if wanted.aside:
+                _move_away(path, "the program does not take it" if whole else "not whole")
         return None
 
     def _shown(self, path: Path) -> str:
@@ -273,6 +292,11 @@ class Collector:
             return True
         step = self._evidence.number(source, Path(path))
         return step is not None and step > int(saved)
+
+
+def _move_away(path: str, why: str) -> None:
+    log.warning("moved away: %s, %s", path, why)
+    Path(path).replace(f"{path}{ASIDE}")
 
 
 def _saved_at(facts: Mapping[str, Any]) -> int:

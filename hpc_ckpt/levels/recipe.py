@@ -18,13 +18,14 @@ from .. import resources
 from ..errors import SpecError
 from ..settings import merge
 from .base import Work
-from .ingredients import Also, Edit, Number, Reader, Request, RestartFiles, Sane, Test, Value
+from .ingredients import Also, Edit, Number, Request, RestartFiles, Sane, Test, Value
 from .invocation import Invocation, find
+from .reader import Reader
 
 NOT_RUN = "not run here"
 BUILT_IN = frozenset(
     ("program", "restart", "pid", "output", "hours_left", "minutes_left", "seconds_left",
-     "time_left")
+     "time_left", "steps_left")
 )  # fmt: skip
 _KEYS = ("name", "title", "tried", "note", "like", "recognise", "values", "restart", "also",
          "first", "resume", "save", "complete", "progress", "sane")  # fmt: skip

@@ -13,8 +13,9 @@ from pathlib import Path
 from ..rundir import ENV_DEADLINE, read_deadline
 from ..settings import margin
 from .base import Work
-from .ingredients import Value, split
+from .ingredients import Value
 from .invocation import Invocation
+from .reader import split
 from .recipe import LOOK_INTO, Recipe
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")

@@ -499,6 +499,84 @@ def test_newer_files_that_are_not_whole_are_moved_away(case: Case) -> None:
     assert (case.cwd / "e6.rst.aside").exists()
 
 
+def test_what_a_killed_link_left_half_is_moved_away_though_nothing_was_saved(case: Case) -> None:
+    recipe = {
+        "name": "t",
+        "restart": {"files": "e*.rst", "aside": "true"},
+        "sane": {"ends": "END"},
+        "complete": {"file": "out"},
+    }
+    case.level(recipe).first(case.work("true"))  # killed: no more is known of it
+    (case.cwd / "e5.rst").write_text("1END")
+    time.sleep(0.01)
+    (case.cwd / "e6.rst").write_text("2E")
+    case.link(case.level(recipe), "true")
+    assert ["e5.rst", "e6.rst.aside"] == sorted(p.name for p in case.cwd.glob("e*"))
+
+
+def test_of_files_that_belong_together_the_first_pattern_names_the_one_that_is_tested(
+    case: Case,
+) -> None:
+    recipe = {
+        "name": "t",
+        "restart": {"files": ["z.xml", "*.dat"], "pick": "all"},
+        "sane": {"ends": "END"},
+        "complete": {"file": "out"},
+    }
+    case.link(case.level(recipe), "bash", "-c", "printf 1END > a.dat; printf 1E > z.xml")
+    assert [] == case.restarts.keys()
+    case.link(case.level(recipe), "bash", "-c", "printf 2 > a.dat; printf 2END > z.xml")
+    assert 1 == len(case.restarts.keys())
+
+
+def test_a_file_that_the_program_did_not_go_on_from_is_not_saved(case: Case) -> None:
+    """It was left by a killed link: what nobody can tell is half may be just that."""
+    recipe = {"name": "t", "restart": "e.rst", "complete": {"file": "out"}}
+    work = case.work("bash", "-c", "exit 3")
+    case.level(recipe).first(work)
+    (case.cwd / "e.rst").write_text("ha")
+    assert EXIT_FAILED == case.link(case.level(recipe), *work.argv)
+    assert [] == case.restarts.keys()
+
+
+def test_the_steps_that_are_left_are_told(case: Case) -> None:
+    """For a program that counts anew in each link."""
+    recipe = {
+        "name": "t",
+        "values": {"all": {"option": "--steps"}},
+        "restart": "e.rst",
+        "progress": {"file": "e.rst", "regex": r"(\d+)", "total": "{all}"},
+        "resume": {"set": ["--steps {steps_left}"]},
+        "complete": {"file": "out"},
+    }
+    for step, left in (("70", "30"), ("100", "1")):
+        (case.cwd / "e.rst").write_text(step)
+        facts = {"restart": "e.rst", "files": []}
+        work = case.work("x", "--steps", "100")
+        assert ("x", "--steps", left) == case.level(recipe).resume(work, case.cwd, facts).argv
+
+
+def test_a_script_is_asked_by_its_own_name(case: Case) -> None:
+    """Its process is called as the interpreter; what it runs must not hear the signal."""
+    script = case.cwd / "flow"
+    script.write_text(
+        f"#!{sys.executable}\nimport signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: open('e.rst', 'w').write('1'))\n"
+        "sys.exit(subprocess.run(['sleep', '2']).returncode)\n"
+    )
+    script.chmod(0o755)
+    recipe = {
+        "name": "t",
+        "recognise": {"programs": ["flow"]},
+        "restart": "e.rst",
+        "save": {"signal": "TERM", "stops": "true", "lead": "5s"},
+        "complete": {"file": "out"},
+    }
+    case.link(case.level(recipe), "bash", "-c", "./flow; echo $? > code", notice_s=1.0)
+    assert "0\n" == (case.cwd / "code").read_text()
+    assert "1" == (case.cwd / "e.rst").read_text()
+
+
 def test_what_is_not_copied_is_only_noted(case: Case) -> None:
     recipe = {
         "name": "t",

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from molecules import (
@@ -22,52 +19,12 @@ from molecules import (
     thermo,
     uninterrupted,
 )
+from recipe_chains import at_first_restart, chain, cli, logs
 
 from hpc_ckpt.levels.restarts import Restarts
 from hpc_ckpt.rundir import RunDir
 
 STEPS = 12000
-
-
-def chain(place: Path, command: str, like: str, link: str, **more: Any) -> dict[str, Any]:
-    """`hpc-ckpt run` to its end; its status."""
-    spec = {
-        "command": command,
-        "root": "run",
-        "recipe": {"like": like, "name": like, "save": {"lead": "2s"}},
-        "chain": {"link_time": link, "max_links": "12"},
-        "checkpoint": {"policy": "every 1s"},
-        **more,
-    }
-    (place / "spec.yaml").write_text(json.dumps(spec))
-    done = _cli(place, "run", "spec.yaml")
-    assert 0 == done.returncode, done.stdout + done.stderr + logs(place)
-    told = _cli(place, "status", "run", "--json")
-    return dict(json.loads(told.stdout))
-
-
-def _cli(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hpc_ckpt.cli", *words]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True)
-
-
-def logs(place: Path) -> str:
-    return "".join(p.read_text() for p in sorted((place / "run" / "logs").glob("link-*.log")))
-
-
-def at_first_restart(place: Path, what: Callable[[], object]) -> threading.Thread:
-    """Does it once, as soon as a first restart is committed."""
-
-    def look() -> None:
-        store = Restarts(RunDir(place / "run"))
-        end = time.monotonic() + 60
-        while time.monotonic() < end and not store.keys():
-            time.sleep(0.05)
-        what()
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    return thread
 
 
 def test_gromacs_is_complete_by_its_steps_alone(tmp_path: Path) -> None:
@@ -98,8 +55,8 @@ def test_what_an_earlier_run_of_gromacs_left_completes_nothing(tmp_path: Path, c
     command = f"gmx mdrun -deffnm prod -nt 1 > out.txt 2>&1 || exit {code}"
     spec = {"command": command, "root": "run", "recipe": "gromacs", "chain": {"max_links": "2"}}
     (tmp_path / "spec.yaml").write_text(json.dumps(spec))
-    assert 0 != _cli(tmp_path, "run", "spec.yaml").returncode
-    told = json.loads(_cli(tmp_path, "status", "run", "--json").stdout)
+    assert 0 != cli(tmp_path, "run", "spec.yaml").returncode
+    told = json.loads(cli(tmp_path, "status", "run", "--json").stdout)
     assert "complete" != told["state"]
 
 
