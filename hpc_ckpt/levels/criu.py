@@ -107,6 +107,11 @@ class Criu:
         self._tool = found
         return None
 
+    @property
+    def tool(self) -> dict[str, Any] | None:
+        """What probe() has found, as a profile would name it."""
+        return None if self._tool is None else {"path": self._tool.path}
+
     def first(self, work: Work) -> Start:
         self._scratch = work.scratch or self._own_scratch()
         self._namespace = _namespaces_work()

@@ -128,6 +128,11 @@ class Dmtcp:
         found = executables(work.argv, work.cwd, work.environ)
         return next(filter(None, map(deaf_to_preload, found)), None)
 
+    @property
+    def tool(self) -> dict[str, Any] | None:
+        """What probe() has found, as a profile would name it."""
+        return None if self._tool is None else {"path": str(self._tool.place)}
+
     # ── start and restart ─────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:
         try:

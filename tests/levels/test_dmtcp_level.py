@@ -32,6 +32,7 @@ from hpc_ckpt.levels.base import (
     StartFailed,
     Work,
 )
+from hpc_ckpt.levels.choose import choose
 from hpc_ckpt.levels.dmtcp import Dmtcp
 from hpc_ckpt.levels.dmtcp_tool import (
     ENV_FILE_CAP,
@@ -150,6 +151,18 @@ def test_a_program_that_is_not_there_is_a_reason(place: Path) -> None:
 def test_an_ordinary_program_is_taken(place: Path) -> None:
     assert Dmtcp({"path": str(place)}).probe(work(*SLEEP)) is None
     assert Dmtcp({"path": str(place)}).probe(work("bash", "-c", "echo a/b; ls /bin")) is None
+
+
+def test_what_is_found_on_the_path_is_named_for_the_node(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job has another PATH than the shell that submits it."""
+    monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
+    (first, *_) = choose(work(*SLEEP)).entries
+    assert ("dmtcp", {"path": str(place)}) == (first["name"], first["tool"])
+    profile = {"dmtcp": {"module": "dmtcp/3.0"}}
+    (first, *_) = choose(work(*SLEEP), tools=profile).entries
+    assert profile["dmtcp"] == first["tool"]
 
 
 # ── command lines ─────────────────────────────────────────────────────────────────────────
