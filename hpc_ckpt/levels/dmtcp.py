@@ -36,6 +36,7 @@ from .base import (
 from .binaries import deaf_to_preload, executables, find, launcher_in
 from .dmtcp_control import under_control
 from .dmtcp_coordinator import Coordinator
+from .dmtcp_images import check_images, images_in, move_up, sizes_written, warn_of_gaps
 from .dmtcp_tool import (
     ASSERTED,
     DmtcpTool,
@@ -46,7 +47,7 @@ from .dmtcp_tool import (
     fresh_names,
 )
 from .dmtcp_window import Window
-from .footprint import image_bytes, missing_features, processor_features
+from .footprint import image_bytes, processor_features
 from .program import Program
 
 log = logging.getLogger("hpc_ckpt.steward")
@@ -58,6 +59,8 @@ EARLY_S = 30.0
 BUSY_S = 10.0
 """As long "not in running state" is asked again: a process may just be starting."""
 DEATH_S = 3.0
+STRAY_S = 5.0
+"""An end this soon after a checkpoint of somebody else is taken to be his doing too."""
 LOOK_EVERY_S = 0.1
 SPACE_FACTOR = 1.1
 _LATE = b"the checkpoint was not over in time"
@@ -66,7 +69,6 @@ _CRASHES = tuple(
     -number
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSYS)
 )
-_MAGIC = (b"DMTCP_CHECKPOINT_IMAGE", b"\x1f\x8b")
 _IMAGES = "images"
 
 
@@ -89,7 +91,8 @@ class _Save:
     command: subprocess.Popen[bytes]
     place: Path
     step: int
-    images: int
+    written: dict[str, int]
+    """Files the program has open for writing, and how long each is at least."""
     began: float
 
 
@@ -149,13 +152,14 @@ class Dmtcp:
 
     def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
         images = sorted(restart.glob("*.dmtcp"))
-        _check_images(images, facts)
+        check_images(images, facts)
         try:
             tool = self._found(work)
         except NoTool as error:
             raise ResumeFailed(str(error)) from error
         if facts.get("dmtcp") != tool.version:
             log.warning("saved by DMTCP %s, this is %s", facts.get("dmtcp"), tool.version)
+        warn_of_gaps(facts.get("written", {}))
         self._drop()
         attempt = self._begin(work, Window(str(facts.get("window"))))
         variables = env_file_text(work.environ, facts.get("environment", ()))
@@ -226,12 +230,14 @@ class Dmtcp:
             raise NothingNew("the program has ended")
         pids = self._under_control(program, moment)
         self._check_space(pids, into)
+        attempt = self._now()
+        own = (attempt.window.place, attempt.coordinator.temporary)
+        written = sizes_written(pids, own)
         place = into / _IMAGES
         place.mkdir(parents=True, exist_ok=True)
-        attempt = self._now()
         attempt.window.point(place)
         step = self._base + math.ceil(program.processor_s())
-        self._save = _Save(attempt.coordinator.checkpoint(), place, step, len(pids), began)
+        self._save = _Save(attempt.coordinator.checkpoint(), place, step, written, began)
 
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
         save, self._save = self._save, None
@@ -243,13 +249,14 @@ class Dmtcp:
             self._until_written(save, program, moment)
         finally:
             window.rest()
-        names = _move_up(save.place, into)
+        names = move_up(save.place, into)
         if moment.last:
             program.end()  # what it would still do is done again after the restart
         facts = {
             "step": save.step,
             "window": str(window.place),
             "images": names,
+            "written": save.written,
             "dmtcp": None if self._tool is None else self._tool.version,
             "processor": processor_features(),
             "environment": self._fresh,
@@ -280,7 +287,7 @@ class Dmtcp:
         """Release 4.1 answers before the images are there."""
         coordinator = self._now().coordinator
         while True:
-            names = _images_in(save.place)
+            names = images_in(save.place)
             status = coordinator.status() if names else None
             if status is not None and status.running:
                 return
@@ -321,6 +328,12 @@ class Dmtcp:
         if code == 0 and attempt is not None and attempt.coordinator.was_told_to_kill():
             log.warning("exit code 0 means nothing: somebody has told the coordinator to kill it")
             return False
+        if code == 0 and attempt is not None and attempt.window.stray_age_s() < STRAY_S:
+            log.warning(
+                "exit code 0 means nothing: a checkpoint that nobody here has asked for "
+                "was made just before, as by dmtcp_command -kc, which ends it"
+            )
+            return False
         return None
 
     def own_failure(self, code: int) -> str | None:
@@ -355,36 +368,3 @@ def _check_end(code: int | None) -> None:
     """Raises NothingNew where a program has ended in a way of its own."""
     if code is not None and code >= 0 and code != ASSERTED:
         raise NothingNew(f"the program ended with code {code} before it could be saved")
-
-
-def _check_images(images: list[Path], facts: Mapping[str, Any]) -> None:
-    expected = facts.get("images")
-    if not images or (expected is not None and [p.name for p in images] != sorted(expected)):
-        raise ResumeFailed(f"images {[p.name for p in images]}, expected {expected}")
-    for path in images:
-        with path.open("rb") as stream:
-            if not stream.read(64).startswith(_MAGIC):
-                raise ResumeFailed(f"{path.name} is not an image of DMTCP")
-    missing = missing_features(facts.get("processor", ()))
-    if missing:
-        raise ResumeFailed(
-            f"the program began on a processor with {', '.join(missing)}, which this node has "
-            "not; keep the chain on nodes of one kind (a Slurm --constraint)"
-        )
-
-
-def _images_in(place: Path) -> list[str]:
-    """Their names, once all are whole."""
-    found = sorted(path.name for path in place.iterdir())
-    if any(name.endswith(".temp") for name in found):
-        return []
-    return [name for name in found if name.endswith(".dmtcp")]
-
-
-def _move_up(place: Path, into: Path) -> list[str]:
-    """The names of the images; litter of DMTCP, and what it writes late, stays behind."""
-    names = _images_in(place)
-    for path in sorted(place.iterdir()):
-        path.rename(into / path.name)
-    place.rmdir()
-    return names

@@ -377,13 +377,26 @@ def test_a_coordinator_without_a_port_is_no_start(lone: Lone) -> None:
 
 
 # ── exit codes ────────────────────────────────────────────────────────────────────────────
-def test_code_0_after_a_strangers_quit_is_not_trusted(lone: Lone) -> None:
+@pytest.mark.parametrize("word", ["-q", "-kc"])
+def test_code_0_after_a_strangers_quit_is_not_trusted(lone: Lone, word: str) -> None:
+    """-kc makes a checkpoint first; the coordinator's log says nothing of the kill."""
     lone.environ["STAND_IN"] = "quit"
     lone.first("bash", "-c", "echo >up; sleep 60")
     lone.until_lines(lone.cwd / "up", 1)
-    lone.level._now().coordinator._ask("-q")
+    lone.level._now().coordinator._ask(word)
     assert 0 == lone.code()
     assert lone.level.is_complete(lone.work(*SLEEP), 0) is False
+
+
+def test_a_checkpoint_of_somebody_else_long_before_the_end_is_forgotten(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "STRAY_S", 0.5)
+    lone.first("bash", "-c", "echo >up; sleep 2")
+    lone.until_lines(lone.cwd / "up", 1)
+    lone.level._now().coordinator._ask("-bc")
+    assert 0 == lone.code()
+    assert lone.level.is_complete(lone.work(*SLEEP), 0) is None
 
 
 def test_code_0_of_the_program_itself_is_left_to_the_steward(lone: Lone) -> None:

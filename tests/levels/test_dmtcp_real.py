@@ -9,17 +9,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from dmtcp_case import Lone
 
 from hpc_ckpt import resources
-from hpc_ckpt.levels.base import NothingNew, NotNow, ResumeFailed, SaveFailed
+from hpc_ckpt.levels.base import Moment, NothingNew, NotNow, ResumeFailed, SaveFailed
 from hpc_ckpt.levels.dmtcp import Dmtcp
+from hpc_ckpt.levels.dmtcp_coordinator import Coordinator
 from hpc_ckpt.levels.dmtcp_tool import find_tool
 from hpc_ckpt.levels.restarts import Restart
 
@@ -27,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("dmtcp_launch") is None, reason="dmtcp_launch is not on PATH"),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
 ]
+NOBODY = 65534
 PYTHON = str(Path(sys.executable).resolve())
 COUNT = r"""
 #include <stdio.h>
@@ -229,6 +233,21 @@ def test_hwloc_ends_a_program_unless_its_devices_are_switched_off(
         assert own is not None
 
 
+@pytest.mark.parametrize("what", ["no such program", "no coordinator"])
+def test_a_launch_that_cannot_be_is_the_levels_own_failure(
+    lone: Lone, programs: Path, what: str
+) -> None:
+    name = programs / "count" if what == "no coordinator" else programs / "none"
+    start = lone.level.first(lone.work(str(name), "5", "0"))
+    if what == "no coordinator":
+        lone.level._now().coordinator._child.kill()
+        lone.level._now().coordinator._child.wait()
+    lone._run(start)
+    code = lone.code()
+    assert 99 == code
+    assert "assertion of DMTCP" in (lone.level.own_failure(code) or "")
+
+
 def test_variables_that_break_dmtcp_do_not(counting: Counting, programs: Path) -> None:
     counting.environ |= {"DMTCP_COORD_PORT": "", "DMTCP_FORKED_CHECKPOINT": "1", "DMTCP_GZIP": "1"}
     counting.begin(programs)
@@ -318,6 +337,60 @@ def test_a_coordinator_that_dies_takes_the_program_along(
     counting.check()
 
 
+def test_directories_that_are_missing_are_made(counting: Counting, programs: Path) -> None:
+    """DMTCP makes one level only, and kills the program for want of the others."""
+    counting.begin(programs)
+    into = counting.place / "not" / "yet" / "there"
+    moment = Moment(until=time.monotonic() + 60)
+    counting.level.ask(counting.running, into, moment)
+    counting.level.wait(counting.running, into, moment)
+    assert len(list(into.glob("*.dmtcp"))) == 1
+    counting.check()
+
+
+def test_a_checkpoint_by_somebody_else_is_waited_for(counting: Counting, programs: Path) -> None:
+    """Meanwhile dmtcp_command answers with code 2."""
+    counting.begin(programs)
+    other = counting.level._now().coordinator.checkpoint()
+    restart = counting.save()
+    other.communicate()
+    counting.resume(restart)
+    counting.check()
+
+
+def test_a_kill_in_the_middle_of_a_trees_save_mixes_nothing(lone: Lone, programs: Path) -> None:
+    """The images of a tree get their names one by one."""
+    lone.first(PYTHON, str(programs / "tree.py"))
+    lone.until_lines(lone.cwd / "up", 1)
+    restart = lone.save()
+    before = sorted((path.name, path.stat().st_size) for path in restart.path.rglob("*.dmtcp"))
+    timer = threading.Timer(0.1, lone.running.end)
+    timer.start()
+    with pytest.raises((SaveFailed, NothingNew)):
+        lone.save()
+        lone.save()
+    timer.join()
+    after = sorted((path.name, path.stat().st_size) for path in restart.path.rglob("*.dmtcp"))
+    assert before == after
+    lone.resume(restart)
+    assert 5 == lone.code()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_program_killed_by_a_signal_says_so(
+    counting: Counting, programs: Path, number: signal.Signals
+) -> None:
+    """Before a checkpoint and after a restart."""
+    counting.begin(programs)
+    restart = counting.save()
+    counting.running.tell(number)
+    assert -number == counting.code()
+    counting.resume(restart)
+    counting.running.tell(number)
+    assert -number == counting.code()
+    assert counting.level.own_failure(-number) is None
+
+
 def test_usr2_is_dmtcps_and_a_stray_one_does_no_harm(counting: Counting, programs: Path) -> None:
     counting.begin(programs)
     restart = counting.save()
@@ -374,8 +447,134 @@ def test_a_flipped_image_is_told_by_its_digest(counting: Counting, programs: Pat
     assert "digest" in said[0]
 
 
+def test_restarts_may_be_moved_and_gone_on_from_anywhere(lone: Lone) -> None:
+    """Images name the directories beside them by path: a relative one would be looked for in
+    the working directory, one in the run directory would be gone."""
+    code = "import time\nfor n in range(40):\n print(n, flush=True); time.sleep(0.1)"
+    lone.first(PYTHON, "-c", code)
+    lone.until_lines(lone.output, 3)
+    restart = lone.save(last=True)
+    assert any(path.is_dir() for path in restart.path.iterdir())
+    moved = lone.place / "elsewhere"
+    lone.rundir.root.rename(moved)
+    away = moved / restart.path.relative_to(lone.rundir.root)
+    lone.cwd = moved
+    lone.resume(replace(restart, path=away))
+    assert 0 == lone.code()
+
+
+def test_a_relative_directory_of_images_is_a_trap(tmp_path: Path) -> None:
+    """That is why none is ever given: the same flow with the absolute one goes on."""
+    code = "import time\nfor n in range(30):\n time.sleep(0.1)"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert 99 == by_hand(tmp_path, Path("images"), elsewhere, [PYTHON, "-c", code])
+    assert 0 == by_hand(tmp_path, tmp_path / "absolute", elsewhere, [PYTHON, "-c", code])
+
+
+def by_hand(place: Path, images: Path, then: Path, argv: list[str]) -> int:
+    """Launch in one directory, restart in another one: the exit code."""
+    coordinator = Coordinator(find_tool(None, os.environ), place / f"of-{images.name}", os.environ)
+    joined = ["-j", "-h", "127.0.0.1", "-p", str(coordinator.port), "--quiet"]
+    try:
+        launch = ["dmtcp_launch", *joined, "--no-gzip", "--ckptdir", str(images), *argv]
+        child = subprocess.Popen(launch, cwd=place)
+        time.sleep(1.0)
+        with coordinator.checkpoint() as asked:
+            assert 0 == asked.wait(30)
+        child.kill()
+        child.wait()
+    finally:
+        coordinator.close()
+    again = Coordinator(find_tool(None, os.environ), place / f"again-{images.name}", os.environ)
+    joined[4] = str(again.port)
+    try:
+        found = sorted(str(path) for path in (place / images).glob("*.dmtcp"))
+        assert found
+        restart = ["dmtcp_restart", *joined, *found]
+        return subprocess.run(restart, cwd=then, timeout=60, check=False).returncode
+    finally:
+        again.close()
+
+
+@pytest.mark.parametrize("what", ["cut", "removed"])
+def test_output_that_was_cut_between_links_is_named(
+    counting: Counting, programs: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DMTCP goes on without a word, with a gap."""
+    counting.begin(programs, lines=10)
+    restart = counting.save(last=True)
+    path = counting.cwd / "count.txt"
+    assert {str(path)} == set(restart.facts["written"]) - {str(counting.output)}
+    counting.resume(restart)
+    assert "LOST" not in caplog.text
+    counting.end()
+    if what == "cut":
+        os.truncate(path, 20)
+    else:
+        path.unlink()
+    counting.resume(restart)
+    assert counting.code_wanted == counting.code()
+    assert f"{path} has {20 if what == 'cut' else 0} bytes" in caplog.text
+    lines = path.read_text(errors="replace").splitlines()
+    assert counting.most > len(lines)
+
+
+def test_what_it_prints_goes_where_the_restart_is_told(lone: Lone) -> None:
+    """The log of each link has its own."""
+    lone.first("bash", "-c", "for i in {1..40}; do echo $i; sleep 0.1; done")
+    lone.until_lines(lone.output, 5)
+    restart = lone.save(last=True)
+    before = lone.output.read_text()
+    lone.output = lone.place / "second"
+    lone.resume(restart)
+    assert 0 == lone.code()
+    assert before == (lone.place / "output").read_text()
+    assert "40" == lone.output.read_text().split()[-1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="every test here is already without root")
+def test_no_root_is_needed(programs: Path) -> None:
+    """In a process of its own that has given it up."""
+    place = Path(tempfile.mkdtemp(prefix="hpc-ckpt-test-"))
+    shutil.copy(programs / "count", place)
+    os.chown(place, NOBODY, NOBODY)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.chdir(place)
+            counting = Counting(place)
+            counting.begin(place)
+            restart = counting.save(last=True)
+            counting.resume(restart)
+            counting.check()
+            counting.end()
+            code = 0
+        finally:
+            os._exit(code)
+    try:
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert {NOBODY} == {path.stat().st_uid for path in (place / "run").rglob("*.dmtcp")}
+    finally:
+        shutil.rmtree(place)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a host another name")
+def test_a_restart_on_a_host_of_another_name(counting: Counting, programs: Path) -> None:
+    counting.begin(programs)
+    restart = counting.save(last=True)
+    name = 'hostname elsewhere; exec "$@"'
+    counting.before = ("unshare", "--uts", "sh", "-c", name, "sh")
+    counting.resume(restart)
+    counting.check()
+
+
 # ── exit codes ────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("word", ["-k", "-q"])
+@pytest.mark.parametrize("word", ["-k", "-q", "-kc"])
 def test_code_0_after_somebody_elses_kill_is_not_trusted(
     counting: Counting, programs: Path, word: str
 ) -> None:
@@ -404,6 +603,21 @@ a = rng.random((300, 300)); b = np.eye(300)
 for n in range(200):
     b = b @ a; b /= np.abs(b).max(); time.sleep(0.05)
 print(repr(float(b.sum())), file=open("result", "w"))
+"""
+TORCH = """
+import time
+import torch
+torch.manual_seed(3)
+torch.set_num_threads(2)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+for n in range(110):
+    x = torch.randn(512, 64)
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+    optimizer.step(); time.sleep(0.1)
+total = sum(p.double().sum().item() for p in model.parameters())
+print(total.hex(), file=open("result", "w"))
 """
 LOOP = """
 import time
@@ -453,6 +667,7 @@ def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, s
         pytest.param(["bash", "-c", SHELL], id="bash"),
         pytest.param([PYTHON, "-c", LOOP], id="python"),
         pytest.param([sys.executable, "-c", NUMPY], id="numpy"),
+        pytest.param([sys.executable, "-c", TORCH], id="torch with threads"),
     ],
 )
 def test_a_chain_has_the_result_of_an_uninterrupted_run(

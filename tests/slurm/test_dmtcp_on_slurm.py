@@ -1,4 +1,4 @@
-"""A C program under the real DMTCP on a real Slurm: a time limit, a SIGKILL, a program it cannot take.
+"""A C program under the real DMTCP on a real Slurm: time limit, SIGKILL, what it cannot launch.
 
 Needs dmtcp_launch on PATH; without it every test here is skipped, and says so.
 """
