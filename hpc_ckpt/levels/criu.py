@@ -273,10 +273,6 @@ class Criu:
             return "the program could not be given a keeper; the log says why"
         return None
 
-    def progress(self, program: Program) -> int | None:
-        """Seconds of processor time over the whole chain."""
-        return self._step + math.ceil(max(0.0, program.processor_s() - self._used_s))
-
     def close(self) -> None:
         if self._asked is not None and self._asked.poll() is None:
             self._asked.kill()

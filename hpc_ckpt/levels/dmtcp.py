@@ -94,6 +94,8 @@ class _Save:
     written: dict[str, int]
     """Files the program has open for writing, and how long each is at least."""
     began: float
+    used_s: float
+    """Processor time of the tree at that moment."""
 
 
 class Dmtcp:
@@ -109,6 +111,8 @@ class Dmtcp:
         self._attempt: _Attempt | None = None
         self._own_scratch: tempfile.TemporaryDirectory[str] | None = None
         self._base = 0
+        self._own_s = 0.0
+        """Processor time of the tree in this attempt that was DMTCP's: restart, saves."""
         self._began = 0.0
         self._fresh: list[str] = []
         self._save: _Save | None = None
@@ -172,7 +176,7 @@ class Dmtcp:
 
     def _start(self, work: Work, argv: list[str]) -> Start:
         """DMTCP does not bring the working directory back: it is where dmtcp_restart runs."""
-        self._began = time.monotonic()
+        self._began, self._own_s = time.monotonic(), 0.0
         self._fresh = fresh_names(work.environ)
         return Start(argv=tuple(argv), cwd=work.cwd, environ=clean(work.environ))
 
@@ -217,6 +221,7 @@ class Dmtcp:
                 return  # it had little left to do
             status = coordinator.status()
             if status is not None and status.running and status.peers > 0:
+                self._own_s = program.processor_s()
                 return
             if time.monotonic() >= until:
                 waited = time.monotonic() - self._began
@@ -236,8 +241,10 @@ class Dmtcp:
         place = into / _IMAGES
         place.mkdir(parents=True, exist_ok=True)
         attempt.window.point(place)
-        step = self._base + math.ceil(program.processor_s())
-        self._save = _Save(attempt.coordinator.checkpoint(), place, step, written, began)
+        used_s = program.processor_s()
+        step = self._base + math.ceil(max(0.0, used_s - self._own_s))
+        command = attempt.coordinator.checkpoint()
+        self._save = _Save(command, place, step, written, began, used_s)
 
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
         save, self._save = self._save, None
@@ -249,6 +256,7 @@ class Dmtcp:
             self._until_written(save, program, moment)
         finally:
             window.rest()
+            self._own_s += max(0.0, program.processor_s() - save.used_s)
         names = move_up(save.place, into)
         if moment.last:
             program.end()  # what it would still do is done again after the restart
@@ -343,9 +351,6 @@ class Dmtcp:
         if early and code in _CRASHES and self._base == 0:
             return f"the program crashed under it soon after its launch ({_said(code)})"
         return None
-
-    def progress(self, program: Program) -> int | None:
-        return self._base + math.ceil(program.processor_s())
 
     def close(self) -> None:
         self._drop()

@@ -51,8 +51,5 @@ class Plain:
     def own_failure(self, code: int) -> str | None:
         return None
 
-    def progress(self, program: Program) -> int | None:
-        return None
-
     def close(self) -> None:
         return

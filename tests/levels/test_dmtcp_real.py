@@ -20,11 +20,13 @@ import pytest
 from dmtcp_case import Lone
 
 from hpc_ckpt import resources
+from hpc_ckpt.chain.ledger import read_status
 from hpc_ckpt.levels.base import Moment, NothingNew, NotNow, ResumeFailed, SaveFailed
 from hpc_ckpt.levels.dmtcp import Dmtcp
 from hpc_ckpt.levels.dmtcp_coordinator import Coordinator
 from hpc_ckpt.levels.dmtcp_tool import find_tool
 from hpc_ckpt.levels.restarts import Restart
+from hpc_ckpt.rundir import RunDir
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("dmtcp_launch") is None, reason="dmtcp_launch is not on PATH"),
@@ -634,8 +636,7 @@ SHELL = (
 )
 
 
-def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, str]:
-    """Runs a local chain to its end; the level of each link."""
+def run_chain(place: Path, command: list[str], link_time: str) -> subprocess.CompletedProcess[str]:
     spec = {
         "name": "x",
         "command": command,
@@ -645,7 +646,7 @@ def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, s
         "checkpoint": {"policy": "every 2 s"},
     }
     (place / "spec.yaml").write_text(json.dumps(spec))
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "hpc_ckpt.cli", "run", "spec.yaml"],
         cwd=place,
         env={**os.environ, "OMP_NUM_THREADS": "2"},
@@ -654,6 +655,11 @@ def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, s
         text=True,
         check=False,
     )
+
+
+def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, str]:
+    """Runs a local chain to its end; the level of each link."""
+    done = run_chain(place, command, link_time)
     logs = "".join(path.read_text() for path in sorted((place / "run/logs").glob("link-*")))
     assert 0 == done.returncode, done.stdout + done.stderr + logs
     found: dict[str, str] = json.loads((place / "run/control/levels.json").read_text())["chosen"]
@@ -684,6 +690,15 @@ def test_a_chain_has_the_result_of_an_uninterrupted_run(
     assert len(levels) > 1
     for path in alone.iterdir():
         assert path.read_bytes() == (chained / path.name).read_bytes(), path.name
+
+
+def test_a_program_that_hangs_makes_no_progress(tmp_path: Path) -> None:
+    """What DMTCP itself computes at a restart and at saves does not count."""
+    program = "sum(range(3 * 10**7)); print('hangs', flush=True); import time; time.sleep(10**6)"
+    done = run_chain(tmp_path, [PYTHON, "-c", program], "7s")
+    assert 1 == done.returncode, done.stdout + done.stderr
+    status = read_status(RunDir(tmp_path / "run"))
+    assert (3, "no progress in two links running") == (len(status.links), status.reason)
 
 
 def test_what_dmtcp_cannot_save_goes_to_the_next_level_in_a_chain(
@@ -726,3 +741,60 @@ def test_the_script_goes_on_falls_back_and_is_done_once(tmp_path: Path, programs
     assert [str(n) for n in range(120)] == [line.split()[0] for line in lines]
     before = (tmp_path / "end.txt").stat().st_mtime_ns
     assert (0, True) == (job(None)[0], before == (tmp_path / "end.txt").stat().st_mtime_ns)
+
+
+# Without mpi.h, which is not in the packages that bring mpirun: Open MPI's own names.
+MPI = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+struct any;
+extern struct any ompi_mpi_comm_world, ompi_mpi_long, ompi_mpi_op_sum;
+extern int MPI_Init(int *, char ***), MPI_Finalize(void), MPI_Comm_rank(struct any *, int *);
+extern int MPI_Allreduce(void *, void *, int, struct any *, struct any *, struct any *);
+int main(int argc, char **argv) {
+    int rank;
+    long state = 1, mine, all;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(&ompi_mpi_comm_world, &rank);
+    FILE *out = rank == 0 ? fopen("count.txt", "a") : NULL;
+    for (int i = 0; i < atoi(argv[1]); i++) {
+        mine = (state * 31 + rank + i) % 1000003;
+        MPI_Allreduce(&mine, &all, 1, &ompi_mpi_long, &ompi_mpi_op_sum, &ompi_mpi_comm_world);
+        state = all % 1000003;
+        usleep(100000);
+        if (out) { fprintf(out, "%d %ld\n", i, state); fflush(out); }
+    }
+    return MPI_Finalize();
+}
+"""
+MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root", "-np", "2"]
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
+def test_the_script_takes_mpirun_on_one_node(tmp_path: Path) -> None:
+    """With mpirun itself under DMTCP, and Open MPI's files where they stay."""
+    (tmp_path / "mpi.c").write_text(MPI)
+    build = ["gcc", "-O1", "-o", "mpi", "mpi.c", "-l:libmpi.so.40"]
+    if subprocess.run(build, cwd=tmp_path, check=False, capture_output=True).returncode != 0:
+        pytest.skip("no Open MPI 4 to be linked with")
+    command = [*MPIRUN, "./mpi", "80"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    counted = tmp_path / "count.txt"
+    alone = counted.read_text()
+    counted.unlink()
+    script = ["bash", str(resources.find("templates/dmtcp.sh"))]
+    environ = {**os.environ, "CKPT_DIR": "ck", "INTERVAL": "600"}
+    first = subprocess.Popen([*script, *command], cwd=tmp_path, env=environ)
+    while not counted.exists() or counted.read_text().count("\n") < 20:
+        assert first.poll() is None
+        time.sleep(0.1)
+    first.send_signal(signal.SIGUSR1)
+    assert 75 == first.wait(60)
+    for path in Path("/dev/shm").glob("vader_segment.*"):  # as on another node
+        if any((tmp_path / "ck").rglob(f"{path.name}*")):
+            path.unlink()
+    assert (
+        0 == subprocess.run([*script, *command], cwd=tmp_path, env=environ, timeout=90).returncode
+    )
+    assert alone == counted.read_text()

@@ -98,9 +98,6 @@ class Copying:
     def own_failure(self, code: int) -> str | None:
         return "it could not be launched" if code == 99 else None
 
-    def progress(self, program: Program) -> int | None:
-        return None
-
     def close(self) -> None:
         self.closed += 1
 
