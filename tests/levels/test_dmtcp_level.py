@@ -195,6 +195,8 @@ def test_command_lines_are_absolute_and_share_nothing(
     ports = [w[w.index("-p") + 1] for w in said if "-p" in w]
     assert 2 == len(set(ports))
     assert not any(words[-1] in ("-kc", "-c") for words in said)
+    never = {"-i", "--interval", "--checkpoint-open-files", "--enable-unique-checkpoint-filenames"}
+    assert not never & {word for words in said for word in words}
 
 
 def test_without_the_plugin_the_environment_is_left_alone(lone: Lone) -> None:
