@@ -10,7 +10,7 @@
 #
 # The first job starts the program, every later one goes on from the last checkpoint, and those
 # after the end do nothing. CKPT_DIR (default ./dmtcp-<name of the job>) holds the checkpoints,
-# INTERVAL (default 1800) is the seconds between them.
+# INTERVAL (default 1800) is the seconds between them. The command may be an mpirun, on one node.
 # Exit code: 0 the work is complete, 75 saved and to be run again, else the program's own.
 set -u
 [ $# -gt 0 ] || { echo "usage: dmtcp.sh COMMAND [ARGUMENT...]" >&2; exit 2; }
@@ -36,6 +36,9 @@ joined=(-j -h 127.0.0.1 -p "$port" -q)
 
 unset DMTCP_COORD_PORT DMTCP_CHECKPOINT_DIR DMTCP_FORKED_CHECKPOINT
 export HWLOC_COMPONENTS=${HWLOC_COMPONENTS--linuxio}
+# Open MPI's files of a session must be there again: under /tmp they go with the job, or the node.
+export OMPI_MCA_orte_tmpdir_base=${OMPI_MCA_orte_tmpdir_base-$home/ompi}
+mkdir -p "$OMPI_MCA_orte_tmpdir_base"
 
 # Images are written to $home/images and nowhere else: they name that path. A whole set of them
 # is moved into $home/1 or $home/2, sealed by a list of digests, and only then pointed at.

@@ -1,7 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# An MPI program under DMTCP in a batch script of your own. NOT RUN by this project's tests:
-# no cluster with MPI and DMTCP was at hand. Try it with a small case first.
+# An MPI program on several nodes under DMTCP in a batch script of your own: ranks under DMTCP,
+# mpirun outside, as a course had it with DMTCP 2.6 and Open MPI 3.1. NOT RUN on several nodes by
+# this project. Tried on one with DMTCP 5.0 and Open MPI 4.1.4 it saves, but after the restart
+# the ranks end with code 195, since their connection to mpirun is dead. On one node take
+# dmtcp.sh, which has mpirun under DMTCP too and goes on. Elsewhere try a small case first.
 #
 #   #SBATCH --nodes=2 --ntasks=40 --time=08:00:00
 #   #SBATCH --array=1-10%1

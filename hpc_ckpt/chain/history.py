@@ -89,7 +89,7 @@ def _link(
 ) -> LinkHistory:
     """What a later link found out outranks a guess from silence, and is added to a record."""
     ends = [record for record in records if record["event"] == Event.LINK_ENDED.value]
-    told = _evidence(ends[-1]) if ends else ()
+    told = (*_evidence(ends[-1]), *_level(ends[-1])) if ends else ()
     later = () if explained is None else _evidence(explained)
     cause = str((explained or {}).get("cause") or link.cause)
     return LinkHistory(
@@ -113,6 +113,15 @@ def _evidence(record: Record) -> tuple[str, ...]:
     if isinstance(found, str):
         return (found,)
     return tuple(str(item) for item in found) if isinstance(found, list) else ()
+
+
+def _level(record: Record) -> tuple[str, ...]:
+    """Which level saved for a program that cannot do it itself, and why none above it."""
+    level, rejected = record.get("level"), record.get("rejected")
+    if not level:
+        return ()
+    others = rejected.items() if isinstance(rejected, dict) else ()
+    return (f"level: {level}", *(f"not {name}: {why}" for name, why in others if name != level))
 
 
 def _explained(ledgers: dict[int, list[Record]]) -> dict[int, Record]:

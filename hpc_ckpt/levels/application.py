@@ -312,10 +312,6 @@ class Application:
     def own_failure(self, code: int) -> str | None:
         return None
 
-    def progress(self, program: Program) -> int | None:
-        source = self._recipe.progress
-        return None if source is None else self._evidence.number(source, self._collector.newest())
-
     def close(self) -> None:
         if self._asked_file is not None:
             self._asked_file.unlink(missing_ok=True)

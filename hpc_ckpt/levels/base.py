@@ -68,7 +68,8 @@ class Saved:
     """What a save has put into its directory."""
 
     step: int | None = None
-    """Grows with the work; None: the level cannot tell, and saves are counted."""
+    """Grows with the work and with nothing else: the chain stops after two links in which it
+    did not. None: the level cannot tell, and saves are counted."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What resume() needs beside the files; kept in the manifest as JSON."""
     lead_s: float | None = None
@@ -136,9 +137,6 @@ class Level(Protocol):
 
     def own_failure(self, code: int) -> str | None:
         """Why an end with this code, before any save, is the level's doing; None: it is not."""
-
-    def progress(self, program: Program) -> int | None:
-        """Evidence that it gets anywhere, in the unit of Saved.step; None: cannot tell."""
 
     def close(self) -> None:
         """The link is over: end what the level itself has started."""

@@ -98,8 +98,9 @@ def _by_system(
             continue
         why = level.probe(work)
         if why is None or wanted == level.name or _by_module(tools.get(level.name)):
-            entry = {"name": level.name, "kind": Kind.SYSTEM.value, "tool": tools.get(level.name)}
-            entries.append(entry)
+            # A job has another PATH: what was found here is named, and looked for there.
+            tool = tools.get(level.name) or level.tool
+            entries.append({"name": level.name, "kind": Kind.SYSTEM.value, "tool": tool})
         if why is not None:
             rejected.append((level.name, why))
     if not entries:

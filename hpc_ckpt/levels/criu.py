@@ -107,6 +107,11 @@ class Criu:
         self._tool = found
         return None
 
+    @property
+    def tool(self) -> dict[str, Any] | None:
+        """What probe() has found, as a profile would name it."""
+        return None if self._tool is None else {"path": self._tool.path}
+
     def first(self, work: Work) -> Start:
         self._scratch = work.scratch or self._own_scratch()
         self._namespace = _namespaces_work()
@@ -267,10 +272,6 @@ class Criu:
         if code == keeper.CANNOT:
             return "the program could not be given a keeper; the log says why"
         return None
-
-    def progress(self, program: Program) -> int | None:
-        """Seconds of processor time over the whole chain."""
-        return self._step + math.ceil(max(0.0, program.processor_s() - self._used_s))
 
     def close(self) -> None:
         if self._asked is not None and self._asked.poll() is None:

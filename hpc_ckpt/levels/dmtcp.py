@@ -36,6 +36,7 @@ from .base import (
 from .binaries import deaf_to_preload, executables, find, launcher_in
 from .dmtcp_control import under_control
 from .dmtcp_coordinator import Coordinator
+from .dmtcp_images import check_images, images_in, move_up, sizes_written, warn_of_gaps
 from .dmtcp_tool import (
     ASSERTED,
     DmtcpTool,
@@ -46,7 +47,7 @@ from .dmtcp_tool import (
     fresh_names,
 )
 from .dmtcp_window import Window
-from .footprint import image_bytes, missing_features, processor_features
+from .footprint import image_bytes, processor_features
 from .program import Program
 
 log = logging.getLogger("hpc_ckpt.steward")
@@ -58,6 +59,8 @@ EARLY_S = 30.0
 BUSY_S = 10.0
 """As long "not in running state" is asked again: a process may just be starting."""
 DEATH_S = 3.0
+STRAY_S = 5.0
+"""An end this soon after a checkpoint of somebody else is taken to be his doing too."""
 LOOK_EVERY_S = 0.1
 SPACE_FACTOR = 1.1
 _LATE = b"the checkpoint was not over in time"
@@ -66,7 +69,6 @@ _CRASHES = tuple(
     -number
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSYS)
 )
-_MAGIC = (b"DMTCP_CHECKPOINT_IMAGE", b"\x1f\x8b")
 _IMAGES = "images"
 
 
@@ -89,8 +91,11 @@ class _Save:
     command: subprocess.Popen[bytes]
     place: Path
     step: int
-    images: int
+    written: dict[str, int]
+    """Files the program has open for writing, and how long each is at least."""
     began: float
+    used_s: float
+    """Processor time of the tree at that moment."""
 
 
 class Dmtcp:
@@ -106,6 +111,8 @@ class Dmtcp:
         self._attempt: _Attempt | None = None
         self._own_scratch: tempfile.TemporaryDirectory[str] | None = None
         self._base = 0
+        self._own_s = 0.0
+        """Processor time of the tree in this attempt that was DMTCP's: restart, saves."""
         self._began = 0.0
         self._fresh: list[str] = []
         self._save: _Save | None = None
@@ -128,6 +135,11 @@ class Dmtcp:
         found = executables(work.argv, work.cwd, work.environ)
         return next(filter(None, map(deaf_to_preload, found)), None)
 
+    @property
+    def tool(self) -> dict[str, Any] | None:
+        """What probe() has found, as a profile would name it."""
+        return None if self._tool is None else {"path": str(self._tool.place)}
+
     # ── start and restart ─────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:
         try:
@@ -144,13 +156,14 @@ class Dmtcp:
 
     def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
         images = sorted(restart.glob("*.dmtcp"))
-        _check_images(images, facts)
+        check_images(images, facts)
         try:
             tool = self._found(work)
         except NoTool as error:
             raise ResumeFailed(str(error)) from error
         if facts.get("dmtcp") != tool.version:
             log.warning("saved by DMTCP %s, this is %s", facts.get("dmtcp"), tool.version)
+        warn_of_gaps(facts.get("written", {}))
         self._drop()
         attempt = self._begin(work, Window(str(facts.get("window"))))
         variables = env_file_text(work.environ, facts.get("environment", ()))
@@ -163,7 +176,7 @@ class Dmtcp:
 
     def _start(self, work: Work, argv: list[str]) -> Start:
         """DMTCP does not bring the working directory back: it is where dmtcp_restart runs."""
-        self._began = time.monotonic()
+        self._began, self._own_s = time.monotonic(), 0.0
         self._fresh = fresh_names(work.environ)
         return Start(argv=tuple(argv), cwd=work.cwd, environ=clean(work.environ))
 
@@ -208,6 +221,7 @@ class Dmtcp:
                 return  # it had little left to do
             status = coordinator.status()
             if status is not None and status.running and status.peers > 0:
+                self._own_s = program.processor_s()
                 return
             if time.monotonic() >= until:
                 waited = time.monotonic() - self._began
@@ -221,12 +235,16 @@ class Dmtcp:
             raise NothingNew("the program has ended")
         pids = self._under_control(program, moment)
         self._check_space(pids, into)
+        attempt = self._now()
+        own = (attempt.window.place, attempt.coordinator.temporary)
+        written = sizes_written(pids, own)
         place = into / _IMAGES
         place.mkdir(parents=True, exist_ok=True)
-        attempt = self._now()
         attempt.window.point(place)
-        step = self._base + math.ceil(program.processor_s())
-        self._save = _Save(attempt.coordinator.checkpoint(), place, step, len(pids), began)
+        used_s = program.processor_s()
+        step = self._base + math.ceil(max(0.0, used_s - self._own_s))
+        command = attempt.coordinator.checkpoint()
+        self._save = _Save(command, place, step, written, began, used_s)
 
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
         save, self._save = self._save, None
@@ -238,13 +256,15 @@ class Dmtcp:
             self._until_written(save, program, moment)
         finally:
             window.rest()
-        names = _move_up(save.place, into)
+            self._own_s += max(0.0, program.processor_s() - save.used_s)
+        names = move_up(save.place, into)
         if moment.last:
             program.end()  # what it would still do is done again after the restart
         facts = {
             "step": save.step,
             "window": str(window.place),
             "images": names,
+            "written": save.written,
             "dmtcp": None if self._tool is None else self._tool.version,
             "processor": processor_features(),
             "environment": self._fresh,
@@ -275,7 +295,7 @@ class Dmtcp:
         """Release 4.1 answers before the images are there."""
         coordinator = self._now().coordinator
         while True:
-            names = _images_in(save.place)
+            names = images_in(save.place)
             status = coordinator.status() if names else None
             if status is not None and status.running:
                 return
@@ -316,6 +336,12 @@ class Dmtcp:
         if code == 0 and attempt is not None and attempt.coordinator.was_told_to_kill():
             log.warning("exit code 0 means nothing: somebody has told the coordinator to kill it")
             return False
+        if code == 0 and attempt is not None and attempt.window.stray_age_s() < STRAY_S:
+            log.warning(
+                "exit code 0 means nothing: a checkpoint that nobody here has asked for "
+                "was made just before, as by dmtcp_command -kc, which ends it"
+            )
+            return False
         return None
 
     def own_failure(self, code: int) -> str | None:
@@ -325,9 +351,6 @@ class Dmtcp:
         if early and code in _CRASHES and self._base == 0:
             return f"the program crashed under it soon after its launch ({_said(code)})"
         return None
-
-    def progress(self, program: Program) -> int | None:
-        return self._base + math.ceil(program.processor_s())
 
     def close(self) -> None:
         self._drop()
@@ -350,36 +373,3 @@ def _check_end(code: int | None) -> None:
     """Raises NothingNew where a program has ended in a way of its own."""
     if code is not None and code >= 0 and code != ASSERTED:
         raise NothingNew(f"the program ended with code {code} before it could be saved")
-
-
-def _check_images(images: list[Path], facts: Mapping[str, Any]) -> None:
-    expected = facts.get("images")
-    if not images or (expected is not None and [p.name for p in images] != sorted(expected)):
-        raise ResumeFailed(f"images {[p.name for p in images]}, expected {expected}")
-    for path in images:
-        with path.open("rb") as stream:
-            if not stream.read(64).startswith(_MAGIC):
-                raise ResumeFailed(f"{path.name} is not an image of DMTCP")
-    missing = missing_features(facts.get("processor", ()))
-    if missing:
-        raise ResumeFailed(
-            f"the program began on a processor with {', '.join(missing)}, which this node has "
-            "not; keep the chain on nodes of one kind (a Slurm --constraint)"
-        )
-
-
-def _images_in(place: Path) -> list[str]:
-    """Their names, once all are whole."""
-    found = sorted(path.name for path in place.iterdir())
-    if any(name.endswith(".temp") for name in found):
-        return []
-    return [name for name in found if name.endswith(".dmtcp")]
-
-
-def _move_up(place: Path, into: Path) -> list[str]:
-    """The names of the images; litter of DMTCP, and what it writes late, stays behind."""
-    names = _images_in(place)
-    for path in sorted(place.iterdir()):
-        path.rename(into / path.name)
-    place.rmdir()
-    return names

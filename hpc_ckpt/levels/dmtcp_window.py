@@ -9,10 +9,12 @@ the path lies in /tmp, and what is seen at it is changed from save to save.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -76,6 +78,11 @@ class Window:
         enough) must find a directory, or the program dies, and none that counts."""
         self._idle.mkdir(exist_ok=True)
         self.point(self._idle)
+
+    def stray_age_s(self) -> float:
+        """How long ago the newest image was written that nobody here has asked for."""
+        found = [path for path in self.images.glob("*.dmtcp") if not path.is_symlink()]
+        return time.time() - max((path.stat().st_mtime for path in found), default=-math.inf)
 
     def close(self) -> None:
         if self._held >= 0:

@@ -3,12 +3,15 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, Start, Work
 from .program import Program
+
+log = logging.getLogger("hpc_ckpt.steward")
 
 WARNING = (
     "this program is not saved at all: each link begins anew, and the work is done only if one "
@@ -27,6 +30,7 @@ class Plain:
         return None
 
     def first(self, work: Work) -> Start:
+        log.warning("%s", WARNING.upper())
         return Start(argv=work.argv, cwd=work.cwd, environ=work.environ)
 
     def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
@@ -45,9 +49,6 @@ class Plain:
         return None
 
     def own_failure(self, code: int) -> str | None:
-        return None
-
-    def progress(self, program: Program) -> int | None:
         return None
 
     def close(self) -> None:

@@ -345,7 +345,8 @@ class Steward:
         if code is not None and self._is_complete(level, code):
             return self._complete()
         newest = self._newest()
-        if newest is None and why.startswith("deadline") and level.kind is not Kind.PLAIN:
+        untold = level.kind is not Kind.PLAIN and self._trials.failed(level.name) is None
+        if newest is None and why.startswith("deadline") and untold:
             self._trials.fail(level.name, "nothing was saved in a whole link")
         if newest is None:
             return self._leave(Result.SAVED, 0, f"{why}; nothing could be saved")

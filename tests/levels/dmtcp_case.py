@@ -31,6 +31,8 @@ class Lone:
         self.environ = dict(os.environ)
         self.level = Dmtcp(tool)
         self.program: Program | None = None
+        self.before: tuple[str, ...] = ()
+        """Words before every command line."""
         self._tool = tool
         self._links = 0
 
@@ -43,7 +45,7 @@ class Lone:
         return self._run(self.level.first(self.work(*argv)))
 
     def _run(self, start: Start) -> Program:
-        self.program = Program(start.argv, start.cwd, start.environ, self.output)
+        self.program = Program((*self.before, *start.argv), start.cwd, start.environ, self.output)
         return self.program
 
     def save(self, *, last: bool = False) -> Restart:

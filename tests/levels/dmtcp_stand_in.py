@@ -88,6 +88,8 @@ class Coordinator:
             return [0, "Client List:\n" + "\n".join(lines) + "\n", ""]
         if word == "-bc":
             return self.checkpoint()
+        if word == "-kc":
+            self.checkpoint()
         if MODE == "quit":  # its child is ended by it, and by nobody else before
             for client in self.clients.values():
                 os.kill(client["pid"], signal.SIGTERM)

@@ -32,6 +32,7 @@ from hpc_ckpt.levels.base import (
     StartFailed,
     Work,
 )
+from hpc_ckpt.levels.choose import choose
 from hpc_ckpt.levels.dmtcp import Dmtcp
 from hpc_ckpt.levels.dmtcp_tool import (
     ENV_FILE_CAP,
@@ -152,6 +153,18 @@ def test_an_ordinary_program_is_taken(place: Path) -> None:
     assert Dmtcp({"path": str(place)}).probe(work("bash", "-c", "echo a/b; ls /bin")) is None
 
 
+def test_what_is_found_on_the_path_is_named_for_the_node(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job has another PATH than the shell that submits it."""
+    monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
+    (first, *_) = choose(work(*SLEEP)).entries
+    assert ("dmtcp", {"path": str(place)}) == (first["name"], first["tool"])
+    profile = {"dmtcp": {"module": "dmtcp/3.0"}}
+    (first, *_) = choose(work(*SLEEP), tools=profile).entries
+    assert profile["dmtcp"] == first["tool"]
+
+
 # ── command lines ─────────────────────────────────────────────────────────────────────────
 def test_command_lines_are_absolute_and_share_nothing(
     lone: Lone, place: Path, monkeypatch: pytest.MonkeyPatch
@@ -182,6 +195,8 @@ def test_command_lines_are_absolute_and_share_nothing(
     ports = [w[w.index("-p") + 1] for w in said if "-p" in w]
     assert 2 == len(set(ports))
     assert not any(words[-1] in ("-kc", "-c") for words in said)
+    never = {"-i", "--interval", "--checkpoint-open-files", "--enable-unique-checkpoint-filenames"}
+    assert not never & {word for words in said for word in words}
 
 
 def test_without_the_plugin_the_environment_is_left_alone(lone: Lone) -> None:
@@ -222,13 +237,18 @@ def test_a_save_has_images_their_files_and_facts(lone: Lone) -> None:
     assert "5.0" == restart.facts["dmtcp"]
 
 
-def test_progress_goes_on_from_the_restart(lone: Lone) -> None:
-    lone.first(*SLEEP)
+def test_steps_go_on_from_the_restart(lone: Lone) -> None:
+    """They are seconds of processor time; a program that only sleeps after it makes none."""
+    busy = "import time; [0 for _ in range(10**7)]; print(flush=True); time.sleep(60)"
+    lone.first(sys.executable, "-c", busy)
+    lone.until_lines(lone.output, 1)
     restart = lone.save()
-    program = lone.resume(restart)
     assert restart.key.step >= 1
-    assert (lone.level.progress(program) or 0) > restart.key.step
-    assert lone.save().key > restart.key
+    lone.resume(restart)  # the stand-in begins anew
+    lone.until_lines(lone.output, 2)
+    again = lone.save()
+    assert again.key.step > restart.key.step
+    assert again.key.step == lone.save().key.step
 
 
 def test_a_busy_coordinator_is_asked_again(lone: Lone, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,13 +384,26 @@ def test_a_coordinator_without_a_port_is_no_start(lone: Lone) -> None:
 
 
 # ── exit codes ────────────────────────────────────────────────────────────────────────────
-def test_code_0_after_a_strangers_quit_is_not_trusted(lone: Lone) -> None:
+@pytest.mark.parametrize("word", ["-q", "-kc"])
+def test_code_0_after_a_strangers_quit_is_not_trusted(lone: Lone, word: str) -> None:
+    """-kc makes a checkpoint first; the coordinator's log says nothing of the kill."""
     lone.environ["STAND_IN"] = "quit"
     lone.first("bash", "-c", "echo >up; sleep 60")
     lone.until_lines(lone.cwd / "up", 1)
-    lone.level._now().coordinator._ask("-q")
+    lone.level._now().coordinator._ask(word)
     assert 0 == lone.code()
     assert lone.level.is_complete(lone.work(*SLEEP), 0) is False
+
+
+def test_a_checkpoint_of_somebody_else_long_before_the_end_is_forgotten(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "STRAY_S", 0.5)
+    lone.first("bash", "-c", "echo >up; sleep 2")
+    lone.until_lines(lone.cwd / "up", 1)
+    lone.level._now().coordinator._ask("-bc")
+    assert 0 == lone.code()
+    assert lone.level.is_complete(lone.work(*SLEEP), 0) is None
 
 
 def test_code_0_of_the_program_itself_is_left_to_the_steward(lone: Lone) -> None:
@@ -450,7 +483,7 @@ def test_a_notice_saves_and_the_next_link_restarts(case: Case, place: Path) -> N
     case.notice_after(1.0)
     assert EXIT_SAVED == steward.run()
     assert "restored" in case.names()
-    assert case.restarts.keys()[-1].step > key.step
+    assert case.restarts.keys()[-1] > key
 
 
 @pytest.mark.parametrize("mode", ["launch-slow", "launch-never", "hangs", "full"])

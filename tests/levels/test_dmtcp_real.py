@@ -9,24 +9,30 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from dmtcp_case import Lone
 
 from hpc_ckpt import resources
-from hpc_ckpt.levels.base import NothingNew, NotNow, ResumeFailed, SaveFailed
+from hpc_ckpt.chain.ledger import read_status
+from hpc_ckpt.levels.base import Moment, NothingNew, NotNow, ResumeFailed, SaveFailed
 from hpc_ckpt.levels.dmtcp import Dmtcp
+from hpc_ckpt.levels.dmtcp_coordinator import Coordinator
 from hpc_ckpt.levels.dmtcp_tool import find_tool
 from hpc_ckpt.levels.restarts import Restart
+from hpc_ckpt.rundir import RunDir
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("dmtcp_launch") is None, reason="dmtcp_launch is not on PATH"),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
 ]
+NOBODY = 65534
 PYTHON = str(Path(sys.executable).resolve())
 COUNT = r"""
 #include <stdio.h>
@@ -229,6 +235,21 @@ def test_hwloc_ends_a_program_unless_its_devices_are_switched_off(
         assert own is not None
 
 
+@pytest.mark.parametrize("what", ["no such program", "no coordinator"])
+def test_a_launch_that_cannot_be_is_the_levels_own_failure(
+    lone: Lone, programs: Path, what: str
+) -> None:
+    name = programs / "count" if what == "no coordinator" else programs / "none"
+    start = lone.level.first(lone.work(str(name), "5", "0"))
+    if what == "no coordinator":
+        lone.level._now().coordinator._child.kill()
+        lone.level._now().coordinator._child.wait()
+    lone._run(start)
+    code = lone.code()
+    assert 99 == code
+    assert "assertion of DMTCP" in (lone.level.own_failure(code) or "")
+
+
 def test_variables_that_break_dmtcp_do_not(counting: Counting, programs: Path) -> None:
     counting.environ |= {"DMTCP_COORD_PORT": "", "DMTCP_FORKED_CHECKPOINT": "1", "DMTCP_GZIP": "1"}
     counting.begin(programs)
@@ -318,6 +339,60 @@ def test_a_coordinator_that_dies_takes_the_program_along(
     counting.check()
 
 
+def test_directories_that_are_missing_are_made(counting: Counting, programs: Path) -> None:
+    """DMTCP makes one level only, and kills the program for want of the others."""
+    counting.begin(programs)
+    into = counting.place / "not" / "yet" / "there"
+    moment = Moment(until=time.monotonic() + 60)
+    counting.level.ask(counting.running, into, moment)
+    counting.level.wait(counting.running, into, moment)
+    assert len(list(into.glob("*.dmtcp"))) == 1
+    counting.check()
+
+
+def test_a_checkpoint_by_somebody_else_is_waited_for(counting: Counting, programs: Path) -> None:
+    """Meanwhile dmtcp_command answers with code 2."""
+    counting.begin(programs)
+    other = counting.level._now().coordinator.checkpoint()
+    restart = counting.save()
+    other.communicate()
+    counting.resume(restart)
+    counting.check()
+
+
+def test_a_kill_in_the_middle_of_a_trees_save_mixes_nothing(lone: Lone, programs: Path) -> None:
+    """The images of a tree get their names one by one."""
+    lone.first(PYTHON, str(programs / "tree.py"))
+    lone.until_lines(lone.cwd / "up", 1)
+    restart = lone.save()
+    before = sorted((path.name, path.stat().st_size) for path in restart.path.rglob("*.dmtcp"))
+    timer = threading.Timer(0.1, lone.running.end)
+    timer.start()
+    with pytest.raises((SaveFailed, NothingNew)):
+        lone.save()
+        lone.save()
+    timer.join()
+    after = sorted((path.name, path.stat().st_size) for path in restart.path.rglob("*.dmtcp"))
+    assert before == after
+    lone.resume(restart)
+    assert 5 == lone.code()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_program_killed_by_a_signal_says_so(
+    counting: Counting, programs: Path, number: signal.Signals
+) -> None:
+    """Before a checkpoint and after a restart."""
+    counting.begin(programs)
+    restart = counting.save()
+    counting.running.tell(number)
+    assert -number == counting.code()
+    counting.resume(restart)
+    counting.running.tell(number)
+    assert -number == counting.code()
+    assert counting.level.own_failure(-number) is None
+
+
 def test_usr2_is_dmtcps_and_a_stray_one_does_no_harm(counting: Counting, programs: Path) -> None:
     counting.begin(programs)
     restart = counting.save()
@@ -374,8 +449,134 @@ def test_a_flipped_image_is_told_by_its_digest(counting: Counting, programs: Pat
     assert "digest" in said[0]
 
 
+def test_restarts_may_be_moved_and_gone_on_from_anywhere(lone: Lone) -> None:
+    """Images name the directories beside them by path: a relative one would be looked for in
+    the working directory, one in the run directory would be gone."""
+    code = "import time\nfor n in range(40):\n print(n, flush=True); time.sleep(0.1)"
+    lone.first(PYTHON, "-c", code)
+    lone.until_lines(lone.output, 3)
+    restart = lone.save(last=True)
+    assert any(path.is_dir() for path in restart.path.iterdir())
+    moved = lone.place / "elsewhere"
+    lone.rundir.root.rename(moved)
+    away = moved / restart.path.relative_to(lone.rundir.root)
+    lone.cwd = moved
+    lone.resume(replace(restart, path=away))
+    assert 0 == lone.code()
+
+
+def test_a_relative_directory_of_images_is_a_trap(tmp_path: Path) -> None:
+    """That is why none is ever given: the same flow with the absolute one goes on."""
+    code = "import time\nfor n in range(30):\n time.sleep(0.1)"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert 99 == by_hand(tmp_path, Path("images"), elsewhere, [PYTHON, "-c", code])
+    assert 0 == by_hand(tmp_path, tmp_path / "absolute", elsewhere, [PYTHON, "-c", code])
+
+
+def by_hand(place: Path, images: Path, then: Path, argv: list[str]) -> int:
+    """Launch in one directory, restart in another one: the exit code."""
+    coordinator = Coordinator(find_tool(None, os.environ), place / f"of-{images.name}", os.environ)
+    joined = ["-j", "-h", "127.0.0.1", "-p", str(coordinator.port), "--quiet"]
+    try:
+        launch = ["dmtcp_launch", *joined, "--no-gzip", "--ckptdir", str(images), *argv]
+        child = subprocess.Popen(launch, cwd=place)
+        time.sleep(1.0)
+        with coordinator.checkpoint() as asked:
+            assert 0 == asked.wait(30)
+        child.kill()
+        child.wait()
+    finally:
+        coordinator.close()
+    again = Coordinator(find_tool(None, os.environ), place / f"again-{images.name}", os.environ)
+    joined[4] = str(again.port)
+    try:
+        found = sorted(str(path) for path in (place / images).glob("*.dmtcp"))
+        assert found
+        restart = ["dmtcp_restart", *joined, *found]
+        return subprocess.run(restart, cwd=then, timeout=60, check=False).returncode
+    finally:
+        again.close()
+
+
+@pytest.mark.parametrize("what", ["cut", "removed"])
+def test_output_that_was_cut_between_links_is_named(
+    counting: Counting, programs: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DMTCP goes on without a word, with a gap."""
+    counting.begin(programs, lines=10)
+    restart = counting.save(last=True)
+    path = counting.cwd / "count.txt"
+    assert {str(path)} == set(restart.facts["written"]) - {str(counting.output)}
+    counting.resume(restart)
+    assert "LOST" not in caplog.text
+    counting.end()
+    if what == "cut":
+        os.truncate(path, 20)
+    else:
+        path.unlink()
+    counting.resume(restart)
+    assert counting.code_wanted == counting.code()
+    assert f"{path} has {20 if what == 'cut' else 0} bytes" in caplog.text
+    lines = path.read_text(errors="replace").splitlines()
+    assert counting.most > len(lines)
+
+
+def test_what_it_prints_goes_where_the_restart_is_told(lone: Lone) -> None:
+    """The log of each link has its own."""
+    lone.first("bash", "-c", "for i in {1..40}; do echo $i; sleep 0.1; done")
+    lone.until_lines(lone.output, 5)
+    restart = lone.save(last=True)
+    before = lone.output.read_text()
+    lone.output = lone.place / "second"
+    lone.resume(restart)
+    assert 0 == lone.code()
+    assert before == (lone.place / "output").read_text()
+    assert "40" == lone.output.read_text().split()[-1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="every test here is already without root")
+def test_no_root_is_needed(programs: Path) -> None:
+    """In a process of its own that has given it up."""
+    place = Path(tempfile.mkdtemp(prefix="hpc-ckpt-test-"))
+    shutil.copy(programs / "count", place)
+    os.chown(place, NOBODY, NOBODY)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.chdir(place)
+            counting = Counting(place)
+            counting.begin(place)
+            restart = counting.save(last=True)
+            counting.resume(restart)
+            counting.check()
+            counting.end()
+            code = 0
+        finally:
+            os._exit(code)
+    try:
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert {NOBODY} == {path.stat().st_uid for path in (place / "run").rglob("*.dmtcp")}
+    finally:
+        shutil.rmtree(place)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a host another name")
+def test_a_restart_on_a_host_of_another_name(counting: Counting, programs: Path) -> None:
+    counting.begin(programs)
+    restart = counting.save(last=True)
+    name = 'hostname elsewhere; exec "$@"'
+    counting.before = ("unshare", "--uts", "sh", "-c", name, "sh")
+    counting.resume(restart)
+    counting.check()
+
+
 # ── exit codes ────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("word", ["-k", "-q"])
+@pytest.mark.parametrize("word", ["-k", "-q", "-kc"])
 def test_code_0_after_somebody_elses_kill_is_not_trusted(
     counting: Counting, programs: Path, word: str
 ) -> None:
@@ -405,6 +606,21 @@ for n in range(200):
     b = b @ a; b /= np.abs(b).max(); time.sleep(0.05)
 print(repr(float(b.sum())), file=open("result", "w"))
 """
+TORCH = """
+import time
+import torch
+torch.manual_seed(3)
+torch.set_num_threads(2)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+for n in range(110):
+    x = torch.randn(512, 64)
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+    optimizer.step(); time.sleep(0.1)
+total = sum(p.double().sum().item() for p in model.parameters())
+print(total.hex(), file=open("result", "w"))
+"""
 LOOP = """
 import time
 value = 1
@@ -420,8 +636,7 @@ SHELL = (
 )
 
 
-def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, str]:
-    """Runs a local chain to its end; the level of each link."""
+def run_chain(place: Path, command: list[str], link_time: str) -> subprocess.CompletedProcess[str]:
     spec = {
         "name": "x",
         "command": command,
@@ -431,7 +646,7 @@ def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, s
         "checkpoint": {"policy": "every 2 s"},
     }
     (place / "spec.yaml").write_text(json.dumps(spec))
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "hpc_ckpt.cli", "run", "spec.yaml"],
         cwd=place,
         env={**os.environ, "OMP_NUM_THREADS": "2"},
@@ -440,6 +655,11 @@ def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, s
         text=True,
         check=False,
     )
+
+
+def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, str]:
+    """Runs a local chain to its end; the level of each link."""
+    done = run_chain(place, command, link_time)
     logs = "".join(path.read_text() for path in sorted((place / "run/logs").glob("link-*")))
     assert 0 == done.returncode, done.stdout + done.stderr + logs
     found: dict[str, str] = json.loads((place / "run/control/levels.json").read_text())["chosen"]
@@ -453,6 +673,7 @@ def chain(place: Path, command: list[str], link_time: str = "8s") -> dict[str, s
         pytest.param(["bash", "-c", SHELL], id="bash"),
         pytest.param([PYTHON, "-c", LOOP], id="python"),
         pytest.param([sys.executable, "-c", NUMPY], id="numpy"),
+        pytest.param([sys.executable, "-c", TORCH], id="torch with threads"),
     ],
 )
 def test_a_chain_has_the_result_of_an_uninterrupted_run(
@@ -469,6 +690,15 @@ def test_a_chain_has_the_result_of_an_uninterrupted_run(
     assert len(levels) > 1
     for path in alone.iterdir():
         assert path.read_bytes() == (chained / path.name).read_bytes(), path.name
+
+
+def test_a_program_that_hangs_makes_no_progress(tmp_path: Path) -> None:
+    """What DMTCP itself computes at a restart and at saves does not count."""
+    program = "sum(range(3 * 10**7)); print('hangs', flush=True); import time; time.sleep(10**6)"
+    done = run_chain(tmp_path, [PYTHON, "-c", program], "7s")
+    assert 1 == done.returncode, done.stdout + done.stderr
+    status = read_status(RunDir(tmp_path / "run"))
+    assert (3, "no progress in two links running") == (len(status.links), status.reason)
 
 
 def test_what_dmtcp_cannot_save_goes_to_the_next_level_in_a_chain(
@@ -511,3 +741,60 @@ def test_the_script_goes_on_falls_back_and_is_done_once(tmp_path: Path, programs
     assert [str(n) for n in range(120)] == [line.split()[0] for line in lines]
     before = (tmp_path / "end.txt").stat().st_mtime_ns
     assert (0, True) == (job(None)[0], before == (tmp_path / "end.txt").stat().st_mtime_ns)
+
+
+# Without mpi.h, which is not in the packages that bring mpirun: Open MPI's own names.
+MPI = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+struct any;
+extern struct any ompi_mpi_comm_world, ompi_mpi_long, ompi_mpi_op_sum;
+extern int MPI_Init(int *, char ***), MPI_Finalize(void), MPI_Comm_rank(struct any *, int *);
+extern int MPI_Allreduce(void *, void *, int, struct any *, struct any *, struct any *);
+int main(int argc, char **argv) {
+    int rank;
+    long state = 1, mine, all;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(&ompi_mpi_comm_world, &rank);
+    FILE *out = rank == 0 ? fopen("count.txt", "a") : NULL;
+    for (int i = 0; i < atoi(argv[1]); i++) {
+        mine = (state * 31 + rank + i) % 1000003;
+        MPI_Allreduce(&mine, &all, 1, &ompi_mpi_long, &ompi_mpi_op_sum, &ompi_mpi_comm_world);
+        state = all % 1000003;
+        usleep(100000);
+        if (out) { fprintf(out, "%d %ld\n", i, state); fflush(out); }
+    }
+    return MPI_Finalize();
+}
+"""
+MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root", "-np", "2"]
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
+def test_the_script_takes_mpirun_on_one_node(tmp_path: Path) -> None:
+    """With mpirun itself under DMTCP, and Open MPI's files where they stay."""
+    (tmp_path / "mpi.c").write_text(MPI)
+    build = ["gcc", "-O1", "-o", "mpi", "mpi.c", "-l:libmpi.so.40"]
+    if subprocess.run(build, cwd=tmp_path, check=False, capture_output=True).returncode != 0:
+        pytest.skip("no Open MPI 4 to be linked with")
+    command = [*MPIRUN, "./mpi", "80"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    counted = tmp_path / "count.txt"
+    alone = counted.read_text()
+    counted.unlink()
+    script = ["bash", str(resources.find("templates/dmtcp.sh"))]
+    environ = {**os.environ, "CKPT_DIR": "ck", "INTERVAL": "600"}
+    first = subprocess.Popen([*script, *command], cwd=tmp_path, env=environ)
+    while not counted.exists() or counted.read_text().count("\n") < 20:
+        assert first.poll() is None
+        time.sleep(0.1)
+    first.send_signal(signal.SIGUSR1)
+    assert 75 == first.wait(60)
+    for path in Path("/dev/shm").glob("vader_segment.*"):  # as on another node
+        if any((tmp_path / "ck").rglob(f"{path.name}*")):
+            path.unlink()
+    assert (
+        0 == subprocess.run([*script, *command], cwd=tmp_path, env=environ, timeout=90).returncode
+    )
+    assert alone == counted.read_text()

@@ -56,6 +56,7 @@ class Copying:
         self.saves = saves
         self.resumes = resumes
         self.refuses: str | None = None
+        self.save_fails: str | None = None
         self.saves_after_end = True
         self.closed = 0
 
@@ -75,6 +76,8 @@ class Copying:
         return
 
     def ask(self, program: Program, into: Path, moment: Moment) -> None:
+        if self.save_fails is not None:
+            raise SaveFailed(self.save_fails)
         if not self.saves:
             program.end()
             raise SaveFailed("broken on purpose")
@@ -94,9 +97,6 @@ class Copying:
 
     def own_failure(self, code: int) -> str | None:
         return "it could not be launched" if code == 99 else None
-
-    def progress(self, program: Program) -> int | None:
-        return None
 
     def close(self) -> None:
         self.closed += 1
@@ -249,6 +249,17 @@ def test_a_level_whose_first_save_kills_gives_way_to_the_next(case: Case) -> Non
     assert EXIT_COMPLETE == link.run()
     chosen = json.loads(case.rundir.levels_file.read_text())["chosen"]
     assert {"1": "good", "2": "good"} == chosen
+
+
+def test_why_the_first_save_failed_is_kept_to_the_end_of_the_link(case: Case) -> None:
+    """That nothing was saved by then follows from it, and tells less."""
+    level = Copying("broken").at(case.cwd)
+    level.save_fails = "for a reason of its own"
+    link = case.link(level, Plain(), interval_s=0.3)
+    case.rundir.write_deadline(case.generation, time.time() + 2.0)
+    assert EXIT_SAVED == link.run()
+    record = json.loads(case.rundir.levels_file.read_text())
+    assert "its first save failed: for a reason of its own" == record["failed"]["broken"]
 
 
 def test_a_level_that_cannot_launch_gives_way_in_the_same_link(case: Case) -> None:

@@ -20,6 +20,7 @@ from hpc_ckpt import events, lease
 from hpc_ckpt.chain.ledger import LinkSummary, State, read_status
 from hpc_ckpt.chain.past import jobs_of
 from hpc_ckpt.format.verify import open_verified, verify
+from hpc_ckpt.levels.program import tree_of
 from hpc_ckpt.rundir import RunDir
 
 PROGRAM = Path(__file__).parent / "programs" / "train.py"
@@ -245,6 +246,33 @@ def commits(rundir: RunDir) -> list[tuple[float, int, int]]:
             if record["event"] == "save.committed"
         ]
     return sorted(found)
+
+
+def recorded(chain: SubmittedChain, name: str) -> list[dict[str, Any]]:
+    """Every event of that name from the programs or their stewards, oldest link first."""
+    if not chain.rundir.events.is_dir():
+        return []
+    every = (r for path in sorted(chain.rundir.events.iterdir()) for r in events.read(path))
+    return [record for record in every if record["event"] == name]
+
+
+def kill_steward(chain: SubmittedChain) -> None:
+    """SIGKILL to the program and its keepers, as the kernel does when memory runs out."""
+    found = next(
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if "hpc_ckpt.levels.steward" in _text(path)
+        and f"HPC_CKPT_ROOT={chain.rundir.root}\0" in _text(path.with_name("environ"))
+    )
+    for pid in reversed(tree_of(found)):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def assert_one_publisher(rundir: RunDir) -> None:

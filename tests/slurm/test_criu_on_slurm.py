@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "levels"))
-
-from chains import SubmittedChain, submit_chain
+from chains import SubmittedChain, kill_steward, recorded, submit_chain
 from chains_of_programs import undisturbed, write_program
 from devcluster import DevCluster
-
-from hpc_ckpt import events
-from hpc_ckpt.levels.program import tree_of
 
 pytestmark = pytest.mark.slurm
 
@@ -35,13 +26,6 @@ def chain(idle_cluster: DevCluster, tmp_path: Path, criu: Path) -> SubmittedChai
     return submit_chain(idle_cluster, tmp_path, spec=spec, profile=tools)
 
 
-def recorded(chain: SubmittedChain, name: str) -> list[dict[str, object]]:
-    if not chain.rundir.events.is_dir():
-        return []
-    every = (r for path in sorted(chain.rundir.events.iterdir()) for r in events.read(path))
-    return [record for record in every if record["event"] == name]
-
-
 def test_a_chain_of_a_c_program(chain: SubmittedChain, tmp_path: Path) -> None:
     """Ended by its time limit, then killed, it ends as one that was never stopped."""
     result = tmp_path / "result"
@@ -56,28 +40,9 @@ def test_a_chain_of_a_c_program(chain: SubmittedChain, tmp_path: Path) -> None:
     chain.wait_for(lambda: len(recorded(chain, "restored")) == 1)
     saved = len(recorded(chain, "save.committed"))
     chain.wait_for(lambda: len(recorded(chain, "save.committed")) > saved)
-    _kill_link(chain, 2)
+    kill_steward(chain)
     chain.wait_for_done()
     assert 2 == len(recorded(chain, "restored")), chain.story()
     text = result.read_text()
     result.unlink()
     assert undisturbed([str(tmp_path / "count"), str(ROUNDS)], tmp_path) == text
-
-
-def _kill_link(chain: SubmittedChain, number: int) -> None:
-    """SIGKILL to the program and its keepers, as the kernel does when memory runs out."""
-    found = next(
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if "hpc_ckpt.levels.steward" in _text(path)
-        and f"HPC_CKPT_ROOT={chain.rundir.root}\0" in _text(path.with_name("environ"))
-    )
-    for pid in reversed(tree_of(found)):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -70,6 +70,17 @@ def test_a_later_link_explains_one_that_was_killed(rundir: RunDir) -> None:
     )  # fmt: skip
 
 
+def test_the_level_of_a_link_and_why_none_above_it(rundir: RunDir) -> None:
+    """A level that was given up once and works after all is not told twice."""
+    said = {"level": "criu", "rejected": {"dmtcp": "not on PATH", "criu": "an older reason"}}
+    wrote(
+        rundir, 1, ("link.started", 0, {"step": 0}),
+        ("link.ended", 9, {"cause": "crashed", "evidence": ["exit code 1"], **said}),
+    )  # fmt: skip
+    expected = ("exit code 1", "level: criu", "not dmtcp: not on PATH")
+    assert expected == history(rundir).links[0].evidence
+
+
 def test_evidence_from_both_is_told_once(rundir: RunDir) -> None:
     """In the order in which it was found."""
     wrote(

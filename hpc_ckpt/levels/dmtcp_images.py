@@ -1,0 +1,76 @@
+"""The images of DMTCP in a directory, and the files that the program in them was writing."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .base import ResumeFailed
+from .footprint import missing_features
+from .openfiles import written_by
+
+log = logging.getLogger("hpc_ckpt.steward")
+
+_MAGIC = (b"DMTCP_CHECKPOINT_IMAGE", b"\x1f\x8b")
+
+
+def check_images(images: list[Path], facts: Mapping[str, Any]) -> None:
+    expected = facts.get("images")
+    if not images or (expected is not None and [p.name for p in images] != sorted(expected)):
+        raise ResumeFailed(f"images {[p.name for p in images]}, expected {expected}")
+    for path in images:
+        with path.open("rb") as stream:
+            if not stream.read(64).startswith(_MAGIC):
+                raise ResumeFailed(f"{path.name} is not an image of DMTCP")
+    missing = missing_features(facts.get("processor", ()))
+    if missing:
+        raise ResumeFailed(
+            f"the program began on a processor with {', '.join(missing)}, which this node has "
+            "not; keep the chain on nodes of one kind (a Slurm --constraint)"
+        )
+
+
+def warn_of_gaps(written: Mapping[str, int]) -> None:
+    """DMTCP goes on in a file that is shorter than it was, or makes it anew, without a word."""
+    for path, size in written.items():
+        try:
+            now = Path(path).stat().st_size
+        except OSError:
+            now = 0
+        if now < size:
+            log.warning(
+                "%s has %d bytes, %d at the save: WHAT WAS CUT OFF STAYS LOST", path, now, size
+            )
+
+
+def images_in(place: Path) -> list[str]:
+    """Their names, once all are whole."""
+    found = sorted(path.name for path in place.iterdir())
+    if any(name.endswith(".temp") for name in found):
+        return []
+    return [name for name in found if name.endswith(".dmtcp")]
+
+
+def move_up(place: Path, into: Path) -> list[str]:
+    """The names of the images; litter of DMTCP, and what it writes late, stays behind."""
+    names = images_in(place)
+    for path in sorted(place.iterdir()):
+        path.rename(into / path.name)
+    place.rmdir()
+    return names
+
+
+def sizes_written(pids: list[int], besides: tuple[Path, ...]) -> dict[str, int]:
+    """What these processes have open for writing, and how long each file is at least; without
+    what they have from this process, its output, and what lies in certain directories."""
+    own = tuple(f"{place}/" for place in besides)
+    with contextlib.suppress(OSError):  # for a warning only
+        found, ours = written_by(pids), written_by([os.getpid()])
+        sizes = {path: one.size for path, one in found.items() if path not in ours}
+        return {path: size for path, size in sizes.items() if not path.startswith(own)}
+    return {}
