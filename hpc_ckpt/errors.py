@@ -164,3 +164,8 @@ class LinkEnded(SystemExit):
 
     def __str__(self) -> str:
         return f"link ended: {self.reason}"
+
+
+def one_line(error: BaseException) -> str:
+    """Type and message, for files that are read line by line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

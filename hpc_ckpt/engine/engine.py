@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from .. import preflight
-from ..errors import Fenced, UnsupportedState
+from ..errors import Fenced, UnsupportedState, one_line
 from ..events import Event
 from ..format.manifest import Manifest, ShardRecord
 from ..parallel import uncollected
@@ -415,8 +415,3 @@ class Engine:
     def _overtaken(self, error: Fenced) -> None:
         self.fenced = error
         self._publisher.events.emit(Event.FENCED, newer=error.newer)
-
-
-def one_line(error: BaseException) -> str:
-    """Type and message, for files that are read line by line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

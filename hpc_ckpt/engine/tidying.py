@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from ..errors import BrokenOff, CorruptCheckpoint, Fenced
+from ..errors import BrokenOff, CorruptCheckpoint, Fenced, one_line
 from ..events import Event, EventLog
 from ..format.manifest import CHUNK
 from ..lease import Lease
@@ -101,7 +101,7 @@ class Tidier:
         except BrokenOff as error:
             log.info("old checkpoints stay until the next commit: %s", error)
         except Exception as error:  # noqa: BLE001 - the commit stands; the next one tidies again
-            said = " ".join(f"{type(error).__name__}: {error}".split())
+            said = one_line(error)
             self._events.emit(Event.RETENTION_FAILED, tier=tier.name, error=said)
             log.warning("could not remove old checkpoints: %s", error)
         else:

@@ -14,10 +14,10 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ..engine.engine import Engine, one_line
+from ..engine.engine import Engine
 from ..engine.orders import About
 from ..engine.persist import Pending
-from ..errors import Fenced, HpcCkptError
+from ..errors import Fenced, HpcCkptError, one_line
 from ..events import Event
 from ..policy.base import Progress
 from ..rundir import Result

@@ -19,11 +19,11 @@ from typing import Any
 
 from .. import provenance
 from ..engine import restore, snapshot
-from ..engine.engine import Engine, one_line
+from ..engine.engine import Engine
 from ..engine.orders import Publisher
 from ..engine.restore import Origin, Restored
 from ..engine.stepped import StepWatch
-from ..errors import CheckpointError, LinkEnded
+from ..errors import CheckpointError, LinkEnded, one_line
 from ..events import Event
 from ..format.verify import Reader
 from ..parallel import uncollected

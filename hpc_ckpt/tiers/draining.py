@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..errors import CorruptCheckpoint, Fenced, NoCheckpoint
+from ..errors import CorruptCheckpoint, Fenced, NoCheckpoint, one_line
 from ..events import Event, EventLog
 from ..rundir import CheckpointKey
 from .base import Committed, Tier
@@ -392,7 +392,7 @@ class Drainer:
     ) -> None:
         """Not flushed where somebody commits, or waits: a file system may hang."""
         name = order.key.directory_name
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        said = one_line(error)
         self._events.emit(
             Event.DRAIN_FAILED, flush=flush, checkpoint=name, tier=target.name, error=said
         )
