@@ -751,7 +751,7 @@ def test_the_script_does_not_believe_code_0_after_a_kill(tmp_path: Path, program
     while not counted.exists() or counted.read_text().count("\n") < 5:
         assert child.poll() is None
         time.sleep(0.1)
-    asked = ["pgrep", "-P", str(child.pid), "-a", "-f", "dmtcp_coordinator"]
+    asked = ["ps", "-ww", "-o", "args=", "--ppid", str(child.pid)]
     words = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     port = Path(words[words.index("--port-file") + 1]).read_text().strip()
     subprocess.run(["dmtcp_command", "-h", "127.0.0.1", "-p", port, "-kc"], check=False)
