@@ -116,6 +116,11 @@ if [ "$code" = 0 ] && ! grep -q "last client exited" "$own/log"; then
     sleep 1
     grep -q "last client exited" "$own/log" || { say "code 0, but somebody has told it to quit"; exit 1; }
 fi
+# dmtcp_command -kc leaves no word, but an image that was not asked for here.
+if [ "$code" = 0 ] && [ -n "$(find "$images" -maxdepth 1 -type f -name '*.dmtcp' -newermt '-10 seconds')" ]; then
+    say "code 0, but just before somebody else has made a checkpoint, as -kc does"
+    exit 1
+fi
 [ "$code" = 0 ] && touch "$home/DONE"
 [ "$code" = 99 ] && say "99 is a failed assertion of DMTCP: see above"
 exit "$code"

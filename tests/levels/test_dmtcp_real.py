@@ -743,6 +743,22 @@ def test_the_script_goes_on_falls_back_and_is_done_once(tmp_path: Path, programs
     assert (0, True) == (job(None)[0], before == (tmp_path / "end.txt").stat().st_mtime_ns)
 
 
+def test_the_script_does_not_believe_code_0_after_a_kill(tmp_path: Path, programs: Path) -> None:
+    """By somebody's -kc: nothing in the coordinator's log tells it from an end of its own."""
+    argv = ["bash", str(resources.find("templates/dmtcp.sh")), str(programs / "count"), "900", "0"]
+    child = subprocess.Popen(argv, cwd=tmp_path, env={**os.environ, "CKPT_DIR": "ck"})
+    counted = tmp_path / "count.txt"
+    while not counted.exists() or counted.read_text().count("\n") < 5:
+        assert child.poll() is None
+        time.sleep(0.1)
+    asked = ["ps", "-ww", "-o", "args=", "--ppid", str(child.pid)]
+    words = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    port = Path(words[words.index("--port-file") + 1]).read_text().strip()
+    subprocess.run(["dmtcp_command", "-h", "127.0.0.1", "-p", port, "-kc"], check=False)
+    assert 1 == child.wait(30)
+    assert not (tmp_path / "ck/DONE").exists()
+
+
 # Without mpi.h, which is not in the packages that bring mpirun: Open MPI's own names.
 MPI = r"""
 #include <stdio.h>
