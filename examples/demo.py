@@ -63,8 +63,11 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs)
 
+    seen: dict[str, float] = {}  # tracked: a link may have nothing left of an epoch but its end
+
     root = os.environ.get("HPC_CKPT_ROOT", "runs/demo")
-    with Checkpointer(root, model=model, optimizer=optimizer, scheduler=scheduler) as ckpt:
+    tracked = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "seen": seen}
+    with Checkpointer(root, **tracked) as ckpt:
         if ckpt.restored:
             print(f"going on at step {ckpt.global_step}", flush=True)
         for epoch in ckpt.epochs(options.epochs):
@@ -73,9 +76,10 @@ def main() -> None:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                seen["loss"] = loss.item()
                 ckpt.step(loss=loss)
             scheduler.step()
-            print(f"epoch {epoch}: loss {loss.item():.4f}", flush=True)
+            print(f"epoch {epoch}: loss {seen['loss']:.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -286,6 +286,7 @@ class Running:
 
     def _leave_with(self, error: BaseException, patience_s: float) -> None:
         """What is under way is still committed; the exception goes on its way."""
+        self._explain(error)
         self._given_up = not self.engine.wait(self._patience(patience_s))
         newest = self.engine.newest
         if self.engine.fenced is not None:
@@ -296,6 +297,21 @@ class Running:
             None if newest is None else newest.step,
             one_line(error),
         )
+
+    def _explain(self, error: BaseException) -> None:
+        """A trap that no program has without restarts: an epoch whose batches were all used
+        before, of which only the end is left, runs none of them."""
+        over = any(position.exhausted for position in self.data.positions.values())
+        if not isinstance(error, NameError) or self._stepped_here or not over:
+            return
+        hint = (
+            f"hpc_ckpt went on behind the last batch of epoch {self.data.epoch}: only its end is "
+            "left, and what the body of the loop would have set is not there. Set it before the "
+            "loop, or track it"
+        )
+        log.warning("%s", hint)
+        if hasattr(error, "add_note"):  # from Python 3.11 on: told below the traceback
+            error.add_note(hint)
 
     def _patience(self, limit_s: float) -> float:
         deadline = self._lookout.deadline_s
