@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 from enum import Enum
 from typing import Annotated, Any
 
@@ -26,6 +28,7 @@ ESSENTIAL = frozenset(
     {"--array", "--time", "--signal", "--export", "--output", "--open-mode", "--nodes", "--ntasks"}
 )
 """A chain that lost one of these would not be one."""
+_SHORT = {"-a": "--array", "-t": "--time", "-o": "--output", "-N": "--nodes", "-n": "--ntasks"}
 
 
 class Backend(str, Enum):
@@ -153,9 +156,23 @@ def _not_ours(extra: tuple[str, ...]) -> tuple[str, ...]:
     for directive in extra:
         if not re.match(r"--[a-z]", directive):
             raise ValueError(f"{directive!r} must begin with '--', as in --constraint=ib")
-        if directive_name(directive) in ESSENTIAL:
-            raise ValueError(f"{directive!r}: the chain itself sets {directive_name(directive)}")
+        for name in _essential_in(directive):
+            raise ValueError(f"{directive!r}: the chain itself sets {name}")
     return extra
+
+
+def _essential_in(directive: str) -> Iterator[str]:
+    """sbatch takes several options on a line, in short, and long ones by their beginnings."""
+    try:
+        words = shlex.split(directive)
+    except ValueError as error:
+        raise ValueError(f"{directive!r}: {error}") from None
+    for word in words:
+        if word.startswith("--"):
+            begun = word.partition("=")[0]
+            yield from sorted(name for name in ESSENTIAL if name.startswith(begun))
+        elif word[:2] in _SHORT:
+            yield _SHORT[word[:2]]
 
 
 Extra = Annotated[tuple[str, ...], BeforeValidator(_directives), AfterValidator(_not_ours)]
