@@ -12,6 +12,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background by a shell: every child would be deaf to Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Some virtual machines claim AMX and trap on it: torch itself dies of SIGILL in bfloat16 there.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
