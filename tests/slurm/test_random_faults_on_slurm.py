@@ -85,7 +85,8 @@ def test_twenty_links_with_a_random_fault_each_give_the_same_weights(
     chance = random.Random(seed)
     spec = {"chain": {"max_links": 60, "retries": 60, "on_cancel": "continue"}}
     chain = submit_chain(idle_cluster, tmp_path, str(EPOCHS), str(STEP_S), spec=spec)
-    seen = [*FAULTS, *chance.choices(FAULTS, k=LINKS - len(FAULTS))]
+    # Once without a controller: a step that ends then cannot say so, and Slurm drains its node.
+    seen = [*FAULTS, *chance.choices(FAULTS[:-1], k=LINKS - len(FAULTS))]
     chance.shuffle(seen)
     expected: dict[int, set[str]] = {}
     for inflict, causes in seen:
