@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import partial
 
 from .. import preflight
@@ -26,6 +25,7 @@ from .labels import manifest_of
 from .orders import About, Order, Publisher
 from .pacing import BACKGROUND_RATE, Pacing
 from .persist import Pending, persist
+from .published import Published
 from .restore import Origin
 from .snapshot import SLOTS, Camera
 from .steady import Steady
@@ -84,8 +84,7 @@ class Engine:
         self.snapshot_step = step
         """Step of the last snapshot, or where this process began."""
         self.snapshot_s = clock()
-        self._published: Manifest | None = None
-        """The newest that this process committed, in whichever tier."""
+        self._published = Published(publisher.lease.check)
         self._failure: tuple[Pending, Exception] | None = None
         self._warming = False
         self.prepared = False
@@ -197,6 +196,7 @@ class Engine:
         if urgent and not self._camera.ready:
             self._grow()
         pending = pending or Pending(about.reason)
+        self._tidier.calm()
         began, self.failed_at_s = self._clock(), None
         self._pacing.interval_s = began - self.snapshot_s
         self.snapshot_step, self.snapshot_s = about.step, began
@@ -269,6 +269,7 @@ class Engine:
     def hurry(self) -> None:
         """Somebody waits: what is under way goes on at full speed."""
         self._under_way.hurry()
+        self._tidier.break_off()
 
     def wait(self, timeout: float | None = None) -> bool:
         """True once nothing is under way; in a hurry, for training waits too."""
@@ -310,7 +311,8 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - whatever broke, training goes on
             self._end(order)
             self._tidier.sweep_again(order.tier)
-            self._failed(order.pending, error, save_s=self._under_way.at_full_speed(order))
+            took_s = None if order.given_up else self._under_way.at_full_speed(order)
+            self._failed(order.pending, error, save_s=took_s)
             return
         if not order.given_up:
             self._steady.learn(order.snapshot, order.about.step)
@@ -353,27 +355,20 @@ class Engine:
             order.tier,
             key,
             record,
-            publisher.lease.check,
+            lambda: self._published.check(order, key),
             steady=self._steady,
             pace=order.pace,
-            elsewhere=self._elsewhere(key),
+            elsewhere=self._published.of(key),
         )
-        numbered = replace(made[-1], revision=committed.key.revision)
-        if self._published is None or self._published.key <= numbered.key:
-            self._published = numbered
+        self._published.add(made[-1], committed.key.revision)
         return committed
-
-    def _elsewhere(self, key: CheckpointKey) -> Manifest | None:
-        """What this process has published of the same step, perhaps into another tier."""
-        last = self._published
-        same = last is not None and (last.generation, last.step) == (key.generation, key.step)
-        return last if same else None
 
     def _tell(self, order: Order, committed: Committed) -> None:
         about, elapsed_s = order.about, self._clock() - order.began_s
         full_s = self._under_way.at_full_speed(order)
-        self._times.add(stall_s=order.stall_s, save_s=full_s)
-        self._publisher.stack.note(order.tier, committed.size, full_s)
+        if not order.given_up:  # how long it hung says nothing of the next one
+            self._times.add(stall_s=order.stall_s, save_s=full_s)
+            self._publisher.stack.note(order.tier, committed.size, full_s)
         # One that hung may end after newer ones.
         if self._newest is None or self._newest <= committed.key:
             self.committed, self._newest = committed, committed.key
@@ -393,13 +388,14 @@ class Engine:
         order.pending.succeed(committed)
 
     def _failed(
-        self, pending: Pending, error: Exception, *, save_s: float, flush: bool = True
+        self, pending: Pending, error: Exception, *, save_s: float | None, flush: bool = True
     ) -> None:
         if isinstance(error, Fenced):
             self._overtaken(error)
         else:
-            # How long it took to fail says how long the next attempt may take.
-            self._times.add(stall_s=0.0, save_s=save_s)
+            # How long it took to fail says how long the next attempt may take; a hang does not.
+            if save_s is not None:
+                self._times.add(stall_s=0.0, save_s=save_s)
             self._publisher.events.emit(
                 Event.SAVE_FAILED, flush=flush, step=pending.step, error=one_line(error)
             )

@@ -54,3 +54,5 @@ class Order:
     urgent: bool
     given_up: bool = False
     """It hangs: nobody waits for it any more."""
+    moved: bool = False
+    """It waited behind one that hangs, and was given another thread."""

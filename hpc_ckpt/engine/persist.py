@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import CheckpointError, UserError
 from ..format.manifest import Manifest, ShardRecord
 from ..rundir import CheckpointKey
 from ..tiers.base import Committed, Staging, Tier
@@ -75,7 +75,19 @@ def _write_or_refer(
             staging.refer(held)
         except OSError:  # somebody removed it: written again
             held = None
-    return staging.write_shard(layout, image, pace) if held is None else held
+    return _written(staging, snapshot, number, pace) if held is None else held
+
+
+def _written(staging: Staging, snapshot: Snapshot, number: int, pace: Pace | None) -> ShardRecord:
+    record = staging.write_shard(snapshot.layouts[number], snapshot.images[number], pace)
+    known = snapshot.digests.get(number)
+    if known is not None and record.digests != known:
+        snapshot.learn(number, record.digests)  # so that the next snapshot copies it again
+        raise CheckpointError(
+            f"{record.file}: the snapshot in memory is not what it was when it was compared; is "
+            "this node's memory sound?"
+        )
+    return record
 
 
 def _is_older(held: ShardRecord, key: CheckpointKey) -> bool:

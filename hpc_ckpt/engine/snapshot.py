@@ -221,7 +221,7 @@ class Camera:
     def grow(self) -> None:
         """Make the second buffer, its pages found before anybody sees it."""
         first, slot = self._slots[0].memory, Slot()
-        if first is None:
+        if first is None or (self._limit is not None and self.held + len(first) > self._limit):
             return
         memory = slot.sized(len(first), pinned=self.pinned)
         if not self.pinned:

@@ -46,7 +46,8 @@ class Tidier:
         self._on_damaged = on_damaged
         self._pace = pace
         """How fast that many bytes may be read beside training."""
-        self._reading: Pace | None = None
+        self._looks: set[_Look] = set()
+        """Under way now; the thread that commits and the one that drains have one each."""
         self._hasty = False
         self._verified = {} if origin is None else {origin.tier.name: origin.key}
         """By tier: the newest of which every byte was read; it goes only after another was."""
@@ -62,23 +63,27 @@ class Tidier:
         self._swept.discard(tier.name)
 
     def hurry(self) -> None:
-        """Somebody waits for a save: a look at every byte of the last one is broken off, and what
-        it would have let go stays until the next commit."""
+        """Somebody waits for a save, which is about to begin: until calm() no checkpoint is read
+        back, and what that would have let go stays until the next commit."""
         self._hurried.set()
-        self._wake()
+        self.break_off()
+
+    def calm(self) -> None:
+        """That save has begun."""
+        self._hurried.clear()
+
+    def break_off(self) -> None:
+        """Somebody waits for what comes behind the looks under way."""
+        for look in tuple(self._looks):
+            look.break_off()
 
     def hasten(self) -> None:
         """Somebody waits for all to end: from now on nothing is read slowly."""
         self._hasty = True
-        self._wake()
-
-    def _wake(self) -> None:
-        reading = self._reading
-        if reading is not None and (self._hasty or self._hurried.is_set()):
-            reading.hurry()
+        for look in tuple(self._looks):
+            look.pace.hurry()
 
     def tidy(self, tier: Tier, committed: Committed) -> None:
-        self._hurried.clear()
         broken = self._broken.setdefault(tier.name, set())
         broken.discard(committed.key)  # a whole copy has taken its place
         try:
@@ -119,14 +124,17 @@ class Tidier:
             self._verified[tier.name] = committed.key
 
     def _read_back(self, tier: Tier, committed: Committed) -> None:
-        self._reading = reading = self._pace(committed.size)
-        self._wake()  # somebody may have come before there was something to wake
-
-        def stop() -> bool:
-            reading.took(CHUNK)
-            return self._hurried.is_set()
-
-        defects = tier.verify(committed.key, stop)
+        look = _Look(self._pace(committed.size))
+        self._looks.add(look)
+        try:
+            # Somebody may have come before there was a look to break off or to hasten.
+            if self._hurried.is_set():
+                look.break_off()
+            if self._hasty:
+                look.pace.hurry()
+            defects = tier.verify(committed.key, look.stop)
+        finally:
+            self._looks.discard(look)
         if not defects:
             return
         error = CorruptCheckpoint(committed.path, defects)
@@ -141,3 +149,20 @@ class Tidier:
         self._on_damaged(holder)
         self._events.emit(Event.HOLDER_DAMAGED, checkpoint=holder)
         log.warning("%s holds shards of others and is damaged; they are written again", holder)
+
+
+class _Look:
+    """One reading of every byte, at a pace, until somebody breaks it off."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self._broken_off = threading.Event()
+
+    def break_off(self) -> None:
+        self._broken_off.set()
+        self.pace.hurry()
+
+    def stop(self) -> bool:
+        """Asked before each chunk."""
+        self.pace.took(CHUNK)
+        return self._broken_off.is_set()

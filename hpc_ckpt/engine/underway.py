@@ -71,6 +71,8 @@ class UnderWay:
             mine = worker is (self._urgent if order.urgent else self._background)
             work = self._waiting.pop(order, None) if mine else None
         if work is not None:
+            if order.moved:
+                order.began_s = self._clock()  # what it waited for another says nothing of it
             work(order)
 
     def aside(self, work: Callable[[], None]) -> None:
@@ -153,6 +155,7 @@ class UnderWay:
         behind.close(0.0)
         for other, work in waiting.items():
             with suppress(RuntimeError):  # no thread to be had: it hangs as long as the other
+                other.moved = True
                 self._queue(other, work)
 
 

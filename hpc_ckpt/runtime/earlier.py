@@ -29,32 +29,50 @@ AGAIN_S = 15.0
 
 
 def find(session: Session, search: Callable[[], Found]) -> Found:
-    """What `search` finds. If that is nothing, and a tier may hold some, again for a while.
+    """What `search` finds. While a tier that cannot be looked at may hold newer work than that,
+    again for a while.
 
-    NoCheckpoint if it may still hold some then. The first generation of a run has nothing that
-    it could lose, and does not wait.
+    NoCheckpoint if that is still so then: going on from what is older, or from nothing, would
+    outrank it for ever. The first generation of a run has nothing that it could lose, and does
+    not wait; nor does one whose newer work lies where no other job can find it anyway.
     """
     end_s = time.monotonic() + WAIT_S
     while True:
         found = search()
-        unseen = {} if found.checkpoint is not None else _unseen(session)
+        unseen = _unseen(session) if found.checkpoint is None else _newer(session, found)
         if not unseen:
             return found
         left_s = end_s - time.monotonic()
         told = "; ".join(f"tier {tier}: {why}" for tier, why in sorted(unseen.items()))
         if left_s <= 0:
             _tell_passed_over(session, unseen)
-            raise NoCheckpoint(session.rundir.root, _refusal(session.generation, told))
-        log.warning("no checkpoint found, but not all was seen (%s); looking again", told)
+            raise NoCheckpoint(session.rundir.root, _refusal(session, found, told))
+        log.warning("newer work may lie where nobody can look (%s); looking again", told)
         time.sleep(min(AGAIN_S, left_s))
 
 
-def _refusal(generation: int, told: str) -> str:
+def _refusal(session: Session, found: Found, told: str) -> str:
+    if found.checkpoint is None:
+        what = "finds no checkpoint and does not begin anew, for there may be some"
+    else:
+        name = found.checkpoint.manifest.key.directory_name
+        what = f"finds {name} and does not go back to it, for newer ones are on record"
     return (
-        f"generation {generation} finds no checkpoint and does not begin anew, for there may be "
-        f"some where it cannot look ({told}). Run it again when that can be read; to give up "
-        "what may be there, take the tier out of 'tiers', or choose another root"
+        f"generation {session.generation} {what} where it cannot look ({told}). Run it again when "
+        "that can be read; to give up what may be there, take the tier out of 'tiers', or choose "
+        "another root"
     )
+
+
+def _newer(session: Session, found: Found) -> dict[str, str]:
+    """Tiers with newer work on record that cannot be looked at, and that outlive a job."""
+    stack = session.stack
+    missing = {one.tier for one in overlooked(session, found)}
+    return {
+        name: why
+        for name, why in stack.passed_over.items()
+        if name in missing and stack.outlives_job(stack.named(name))
+    }
 
 
 def _tell_passed_over(session: Session, unseen: dict[str, str]) -> None:

@@ -500,9 +500,13 @@ def test_whoever_waits_for_a_save_does_not_wait_for_a_calm_look_at_the_last_one(
     and what would have been removed stays until the next commit."""
     monkeypatch.setattr(pacing, "BACKGROUND_RATE", 1.0)  # a chunk in half a year
     with Checkpointer(rundir.root, keep=1, value=torch.zeros(3)) as ckpt:
-        for _ in range(3):
+        for _ in range(2):
             ckpt.step()
             ckpt.save(wait=True)
+        time.sleep(0.3)  # without a pace it would be read, and the first removed, in a moment
+        assert [1, 2] == [key.step for key in rundir.committed()]
+        ckpt.step()
+        ckpt.save().wait()  # behind the look, in the same thread
         kept = [key.step for key in rundir.committed()]
     assert [1, 2, 3] == kept
     assert not recorded(rundir, Event.SAVE_STUCK)

@@ -84,13 +84,12 @@ def test_a_first_run_goes_on_without_it() -> None:
     assert report["took_s"] < SOON_S
 
 
-def test_a_newer_checkpoint_on_record_is_named() -> None:
-    """The run goes back to what the home has, and says what it did not see."""
+def test_a_newer_checkpoint_on_record_is_not_gone_back_behind() -> None:
+    """What is older in the home would outrank it for ever: the link fails, and says which."""
     report = report_of("goes-back")
-    assert (1, "root") == (report["step"], report["tier"])
-    (skipped,) = report["skipped"]
-    assert skipped.startswith(f"{NEWEST}: tier ")
-    assert [skipped] == report["event"]
+    wanted = ("step-000000001-g00000001", "newer ones are on record", "/fast", "Run it again")
+    assert all(part in report["said"] for part in wanted), report["said"]
+    assert (0, 2) == (report["committed"], report["step"])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("hangs")])

@@ -538,3 +538,13 @@ def test_what_is_copied_how_is_decided_when_the_plan_is_made() -> None:
     camera.warm(size)
     weight.data = strided
     assert reference({"w": weight}) == take(camera, {"w": weight})
+
+
+def test_no_buffer_is_made_beyond_the_limit() -> None:
+    """Also for a save that somebody waits for."""
+    state = {"value": torch.zeros(MIB)}
+    camera = Camera(limit=6 * MIB)
+    camera.take(state)
+    held = camera.held
+    camera.grow()
+    assert (held, False) == (camera.held, camera.ready)

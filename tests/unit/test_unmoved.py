@@ -3,15 +3,21 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from hpc_ckpt.engine.persist import persist
 from hpc_ckpt.engine.snapshot import Camera, Snapshot
 from hpc_ckpt.engine.unmoved import has_digests
+from hpc_ckpt.errors import CheckpointError
 from hpc_ckpt.format.image import lay_out
-from hpc_ckpt.format.manifest import CHUNK, digest
+from hpc_ckpt.format.manifest import CHUNK, Manifest, ShardRecord, digest
+from hpc_ckpt.rundir import CheckpointKey
 from hpc_ckpt.state.leaves import view_at
 from hpc_ckpt.state.tree import encode
+from hpc_ckpt.tiers.directory import DirectoryTier
 
 STEADY = frozenset({"still", "lies"})
 WORDS = CHUNK // 4 + 1000
@@ -112,3 +118,22 @@ def test_leaves_that_are_not_one_stretch_are_copied() -> None:
     state["still"] = torch.rand(2000, 1000).t()
     taken_and_told(camera, state)
     assert {} == camera.take(state, STEADY).digests
+
+
+def test_a_buffer_that_has_changed_by_itself_is_not_committed(tmp_path: Path) -> None:
+    """Bad memory: what is written must have the digests it was compared by; the next snapshot
+    copies it again."""
+
+    def never_reached(_shards: tuple[ShardRecord, ...]) -> Manifest:
+        raise AssertionError("a manifest was made")
+
+    camera, state = Camera(), state_with()
+    taken_and_told(camera, state).images[1][-1] ^= 1
+    second = camera.take(state, STEADY)
+    tier = DirectoryTier(tmp_path)
+    with pytest.raises(CheckpointError, match="is this node's memory sound"):
+        persist(second, tier, CheckpointKey(1, 2), never_reached, lambda: None)
+    second.release()
+    third = camera.take(state, STEADY)
+    fresh = Camera().take(state, STEADY)
+    assert chunks_of(fresh.images[1]) == chunks_of(third.images[1])
