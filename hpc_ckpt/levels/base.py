@@ -6,6 +6,7 @@ The steward drives one of these through a link; the link runner knows only the s
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -95,6 +96,17 @@ class StartFailed(HpcCkptError):
 
 class ResumeFailed(HpcCkptError):
     """This restart cannot be gone on from; an older one may."""
+
+    @property
+    def passes(self) -> bool:
+        """Caused by a bad day of this node or its storage: nothing is wrong with the restart."""
+        return isinstance(self.__cause__, OSError) and self.__cause__.errno in _PASSING
+
+
+_PASSING = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EACCES, errno.EMFILE,
+     errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT}
+)  # fmt: skip
 
 
 class NotHere(ResumeFailed):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .base import ResumeFailed
+from .base import NotHere, ResumeFailed
 from .footprint import missing_features
 from .openfiles import written_by
 
@@ -29,7 +29,7 @@ def check_images(images: list[Path], facts: Mapping[str, Any]) -> None:
                 raise ResumeFailed(f"{path.name} is not an image of DMTCP")
     missing = missing_features(facts.get("processor", ()))
     if missing:
-        raise ResumeFailed(
+        raise NotHere(
             f"the program began on a processor with {', '.join(missing)}, which this node has "
             "not; keep the chain on nodes of one kind (a Slurm --constraint)"
         )

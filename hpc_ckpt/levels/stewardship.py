@@ -165,6 +165,8 @@ class Steward:
             except NotHere:
                 raise  # no restart of it goes on here and now; another link may do
             except ResumeFailed as error:
+                if error.passes:  # to begin anew would write over the work
+                    raise NotHere(str(error)) from error
                 refused = True
                 skip(restart.key, f"did not restart: {error}")
                 continue

@@ -1,5 +1,6 @@
 """The steward with a level made for tests: a counter in a file that the level copies."""
 
+import errno
 import json
 import os
 import subprocess
@@ -56,6 +57,7 @@ class Copying:
         self.saves = saves
         self.resumes = resumes
         self.refuses: str | None = None
+        self.storage_says: OSError | None = None
         self.save_fails: str | None = None
         self.saves_after_end = True
         self.closed = 0
@@ -67,6 +69,8 @@ class Copying:
         return Start(argv=work.argv, cwd=work.cwd, environ=work.environ)
 
     def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
+        if self.storage_says is not None:
+            raise ResumeFailed("cannot be put back") from self.storage_says
         if not self.resumes:
             raise ResumeFailed("broken on purpose")
         put_back(restart / "state", work.cwd / "state")
@@ -327,6 +331,23 @@ def test_a_level_that_holds_the_work_and_says_no_here_fails_the_link(case: Case)
     link = case.link(owner, other, argv=(str(key.step + 2),))
     assert EXIT_COMPLETE == link.run()
     assert "restored" in case.names()
+
+
+def test_full_storage_at_a_restart_fails_the_link_and_condemns_no_level(case: Case) -> None:
+    """The next level would begin anew, over the work; the next link finds space again."""
+    owner, other = Copying("owner").at(case.cwd), Copying("other").at(case.cwd)
+    link = case.link(owner, other)
+    case.notice_after(0.8)
+    link.run()
+    (key,) = case.restarts.keys()
+    owner.storage_says = OSError(errno.ENOSPC, "No space left on device")
+    assert EXIT_FAILED == case.link(owner, other).run()
+    assert "started_fresh" not in case.names()
+    owner.storage_says = None
+    assert EXIT_COMPLETE == case.link(owner, other, argv=(str(key.step + 2),)).run()
+    assert "restored" in case.names()
+    record = case.rundir.levels_file
+    assert not record.exists() or {} == json.loads(record.read_text()).get("failed", {})
 
 
 def test_restarts_that_are_all_damaged_are_not_begun_anew_over(case: Case) -> None:
