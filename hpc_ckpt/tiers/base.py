@@ -49,7 +49,7 @@ class Staging(Protocol):
 
     def refer(self, record: ShardRecord) -> None:
         """Instead of writing it again: a shard that an older checkpoint of this tier holds.
-        Raises OSError if it is not there."""
+        Raises OSError if it is not there, or a reader would not open it: a link is not followed."""
 
     def commit(
         self,
@@ -109,12 +109,13 @@ class Tier(Protocol):
 
     def remove(self, key: CheckpointKey) -> bool:
         """When this returns no reader sees it; that it had already gone is fine.
-        False: another checkpoint refers to it, or it was pinned meanwhile, so it stays."""
+        False: another checkpoint refers to it, or it is pinned, so it stays."""
 
     def recover(self) -> None:
         """Before anything is read by whoever has the lease: what a killed writer was about to
-        replace gets its name back."""
+        replace gets its name back, and what it hid to remove though it was pinned."""
 
     def sweep(self, generation: int) -> None:
-        """Delete what killed writers up to this generation left behind. Called only after a
-        commit of this generation: nothing older can be committed any more."""
+        """Delete what killed writers up to this generation left behind, but for what recover()
+        puts back. Called only after a commit of this generation: nothing older can be committed
+        any more."""

@@ -36,7 +36,7 @@ from .staging import DirectoryStaging
 LEFTOVERS = ("tmp", "trash", "was")
 """What a killed writer may leave behind: .NAME-g…"""
 _LEFTOVER = re.compile(rf"\.(?:{'|'.join(LEFTOVERS)})-g(\d{{8,}})-.+")
-_REPLACED = re.compile(r"\.was-g\d{8,}-(step-\d+-g\d+(?:-r\d+)?)-\d+-\d+-.+")
+_HIDDEN = re.compile(r"\.(was|trash)-g\d{8,}-(step-\d+-g\d+(?:-r\d+)?)-\d+-\d+-.+")
 
 
 class DirectoryTier:
@@ -126,17 +126,35 @@ class DirectoryTier:
             raise NoCheckpoint(self.path_of(key)) from None
 
     def remove(self, key: CheckpointKey) -> bool:
-        pinned = self.pinned(key)
+        if self.pinned(key):
+            return False
+        trash = self._hidden("trash", key)
+        self._live.add(trash.name)
+        try:
+            return self._remove(key, trash)
+        finally:
+            self._live.discard(trash.name)
+
+    def _remove(self, key: CheckpointKey, trash: Path) -> bool:
         # Whoever refers to it is either staged, and then marked, or committed, and then listed.
         with self._lock:
             if self._referred[key.directory_name] or self._is_held(key):
                 return False
-            trash = self._hide(key)
-        if trash is not None and not pinned and (trash / PIN_NAME).exists():
+            try:
+                self.path_of(key).rename(trash)
+            except FileNotFoundError:
+                return True
+            self._summaries.pop(key, None)
+        fsio.reached("remove.renamed")
+        if (trash / PIN_NAME).exists():  # set since the first look
             trash.rename(self.path_of(key))
             return False
         self._delete(trash)
         return True
+
+    def _hidden(self, kind: str, key: CheckpointKey) -> Path:
+        name = f".{kind}-g{key.generation:08d}-{key.directory_name}-{fsio.unique_suffix()}"
+        return self.path / name
 
     @contextlib.contextmanager
     def replacing(self, key: CheckpointKey) -> Iterator[None]:
@@ -144,7 +162,7 @@ class DirectoryTier:
 
         It comes back if that fails: others may refer to what is intact in it.
         """
-        was = self.path / f".was-g{key.generation:08d}-{key.directory_name}-{fsio.unique_suffix()}"
+        was = self._hidden("was", key)
         self._live.add(was.name)
         try:
             self.path_of(key).rename(was)
@@ -156,6 +174,7 @@ class DirectoryTier:
                 with contextlib.suppress(OSError):
                     was.rename(self.path_of(key))
                 raise
+            fsio.reached("remove.renamed")
             self._delete(was)
         finally:
             self._live.discard(was.name)
@@ -171,21 +190,7 @@ class DirectoryTier:
                     raise  # it may refer to anything
         return False
 
-    def _hide(self, key: CheckpointKey) -> Path | None:
-        trash = self.path / (
-            f".trash-g{key.generation:08d}-{key.directory_name}-{fsio.unique_suffix()}"
-        )
-        try:
-            self.path_of(key).rename(trash)
-        except FileNotFoundError:
-            return None
-        self._summaries.pop(key, None)
-        return trash
-
-    def _delete(self, trash: Path | None) -> None:
-        if trash is None:
-            return
-        fsio.reached("remove.renamed")
+    def _delete(self, trash: Path) -> None:
         # Without this a crash could bring back the name without all of its files.
         fsio.sync_directory(self.path)
         fsio.delete_tree(trash, point="remove.entry")
@@ -208,10 +213,13 @@ class DirectoryTier:
             fsio.reached("sweep.deleted")
 
     def _put_back(self, name: str) -> bool:
-        """One that was to be replaced when its writer was killed: others may refer to it."""
-        replaced = _REPLACED.fullmatch(name)
-        key = None if replaced is None else CheckpointKey.parse(replaced[1])
-        if key is None or self.path_of(key).exists():
+        """Hidden when its writer was killed: to be replaced, and others may refer to it; or to be
+        removed, and somebody had pinned it meanwhile."""
+        hidden = _HIDDEN.fullmatch(name)
+        key = None if hidden is None else CheckpointKey.parse(hidden[2])
+        if hidden is None or key is None or self.path_of(key).exists():
+            return False
+        if hidden[1] == "trash" and not (self.path / name / PIN_NAME).exists():
             return False
         (self.path / name).rename(self.path_of(key))
         fsio.sync_directory(self.path)

@@ -13,8 +13,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from ..errors import CorruptCheckpoint, Fenced, NoCheckpoint, one_line
@@ -23,6 +23,7 @@ from ..rundir import CheckpointKey
 from .base import Committed, Tier
 from .drain import drain
 from .stack import Stack
+from .turn import Turn, followed
 from .writing import Pace
 
 log = logging.getLogger("hpc_ckpt")
@@ -30,7 +31,7 @@ log = logging.getLogger("hpc_ckpt")
 LAG = 2
 """At most so many checkpoints wait to be drained."""
 STUCK_S = 300.0
-"""A drain that moves no byte for so long hangs in a file system."""
+"""A turn at a tier in which nothing moves for so long hangs in a file system."""
 NICE = 10
 """What the thread leaves to the training beside it."""
 
@@ -49,34 +50,6 @@ class _Order:
     """Names of targets that have it if they list it; they are not read."""
     looked_for: bool = False
     """Found in its tier, not ordered: it does not wait in the queue."""
-
-
-class _Meter:
-    """What one drain copied, and how much of its time it waited for others' sake."""
-
-    def __init__(self, pace: Pace, clock: Callable[[], float]) -> None:
-        self._pace, self._clock = pace, clock
-        self._began_s = self._moved_s = clock()
-        self._holding_back = False
-        self.copied = 0
-        self.slept_s = 0.0
-
-    def took(self, nbytes: int) -> None:
-        self.copied += nbytes
-        began = self._clock()
-        self._holding_back = True
-        self._pace.took(nbytes)
-        self._moved_s = self._clock()
-        self._holding_back = False
-        self.slept_s += self._moved_s - began
-
-    @property
-    def stuck(self) -> bool:
-        return not self._holding_back and self._clock() - self._moved_s >= STUCK_S
-
-    @property
-    def seconds(self) -> float:
-        return self._clock() - self._began_s
 
 
 class Drainer:
@@ -109,10 +82,10 @@ class Drainer:
         self._changed = threading.Condition()
         self._waiting: list[_Order] = []
         self._current: _Order | None = None
-        self._at: tuple[_Order, Tier, _Meter] | None = None
-        """What is being copied, and how it gets on."""
+        self._at: tuple[Turn, _Order | None] | None = None
+        """Where the thread is, how it gets on, and with what; None: it looks."""
         self._hung: set[tuple[str, str]] = set()
-        """From which tier to which a thread that was left behind still copies."""
+        """From which tier to which a thread that was left behind is still on its way."""
         self._busy = False
         self._behind = False
         """The home may lack something that is to stay."""
@@ -211,14 +184,14 @@ class Drainer:
 
         Its copy stands if it ever comes back; until then nothing goes the same way.
         """
-        if self._at is None or not self._at[2].stuck:
+        if self._at is None or self._at[0].still_s < STUCK_S:
             return
-        order, target, _ = self._at
-        self._hung.add((order.source.name, target.name))
+        turn, order = self._at
+        self._hung.add(turn.way)
         self._thread, self._busy, self._current, self._at = None, False, None, None
-        self._tell_failed(order, target, TimeoutError("it hangs"), flush=False)
-        left = [one for one in order.targets if one is not target]
-        if left and not order.looked_for:
+        self._tell_hung(turn, order)
+        left = [] if order is None else [one for one in order.targets if one.name != turn.way[1]]
+        if order is not None and left and not order.looked_for:
             self._put(_Order(order.key, order.source, left, believed=order.believed))
 
     def _was_left_behind(self) -> bool:
@@ -293,13 +266,13 @@ class Drainer:
         for source in self._stack.tiers:
             if source is home or self._closed or self._lacking is None:
                 continue
-            try:
-                self._stack.ask(source, source.keys)  # one that hangs must not hold up the others
-                found = self._lacking(source, home)
-            except Exception as error:  # noqa: BLE001 - told; looked at again with the next order
-                log.warning("cannot see what tier %s has to drain: %s", source.name, error)
+            # Where the first does not get through it is most likely the home that hangs.
+            if self._hung & {(one.name, home.name) for one in (source, self._stack.first)}:
                 continue
+            found = self._found(source, home, self._lacking)
             with self._changed:
+                if self._was_left_behind():
+                    return None
                 ordered = {order.key for order in self._waiting}
                 known = self._tried | self._damaged
                 for key in found:
@@ -309,6 +282,17 @@ class Drainer:
                         self._current = _Order(key, source, [home], looked_for=True)
                         return self._current
         return None
+
+    def _found(
+        self, source: Tier, home: Tier, lacking: Callable[[Tier, Tier], Sequence[CheckpointKey]]
+    ) -> Sequence[CheckpointKey]:
+        with self._turn(source, home) as turn:
+            try:
+                self._stack.ask(source, source.keys)  # one that hangs must not hold up the others
+                return lacking(followed(source, turn), followed(home, turn))
+            except Exception as error:  # noqa: BLE001 - told; looked at again with the next order
+                log.warning("cannot see what tier %s has to drain: %s", source.name, error)
+                return []
 
     def _put_back(self, order: _Order) -> list[_Order]:
         if self.fenced is not None:
@@ -325,22 +309,44 @@ class Drainer:
     def _carry(self, order: _Order) -> None:
         """To each target; one that fails does not keep the others from theirs."""
         for target in tuple(order.targets):
-            if self._closed or self._was_left_behind():
+            if self._closed or self._was_left_behind() or self.fenced is not None:
                 return
-            try:
-                if not self._is_there(order, target):
-                    self._drain(order, target)
-            except Fenced as error:
-                self.fenced = error
-                self._tell_failed(order, target, error)
-                return
-            except NoCheckpoint:
-                self._tell(order, f"no longer in tier {order.source.name}")
-            except Exception as error:  # noqa: BLE001 - told; tried again with the next order
-                self._note_damage(order, error)
-                self._tell_failed(order, target, error)
-                continue
-            order.targets.remove(target)
+            with self._turn(order.source, target, order) as turn:
+                self._visit(order, target, turn)
+
+    def _visit(self, order: _Order, target: Tier, turn: Turn) -> None:
+        try:
+            if not self._is_there(order, target):
+                self._drain(order, target, turn)
+        except Fenced as error:
+            self.fenced = error
+            self._tell_failed(order, target, error)
+            return
+        except NoCheckpoint:
+            self._tell(order, f"no longer in tier {order.source.name}")
+        except Exception as error:  # noqa: BLE001 - told; tried again with the next order
+            self._note_damage(order, error)
+            self._tell_failed(order, target, error)
+            return
+        order.targets.remove(target)
+
+    @contextmanager
+    def _turn(self, source: Tier, target: Tier, order: _Order | None = None) -> Iterator[Turn]:
+        """All of it may hang: the questions before the copy, and retention after it."""
+        pace = Pace() if order is None or self._hurried else self._new_pace()
+        turn = Turn(source, target, pace, self._clock)
+        with self._changed:
+            self._pace, self._at = pace, (turn, order)
+        if self._hurried:  # said while the new pace was being made
+            pace.hurry()
+        try:
+            yield turn
+        finally:
+            with self._changed:
+                if self._was_left_behind():
+                    self._hung.discard(turn.way)
+                else:
+                    self._at = None
 
     def _note_damage(self, order: _Order, error: Exception) -> None:
         if order.looked_for and isinstance(error, CorruptCheckpoint) and not error.passing:
@@ -353,39 +359,37 @@ class Drainer:
         listed = self._stack.ask(target, target.keys)
         return target.name in order.believed and order.key in listed
 
-    def _drain(self, order: _Order, target: Tier) -> None:
-        self._pace = Pace() if self._hurried else self._new_pace()
-        if self._hurried:  # said while the new pace was being made
-            self._pace.hurry()
-        meter, settled = _Meter(self._pace, self._clock), self._settled[target.name]
-        self._at = (order, target, meter)
-        try:
-            committed = drain(order.source, target, order.key, self._guard, meter.took, settled)
-        finally:
-            self._came_back(order, target)
-        seconds = meter.seconds
-        self._stack.note(target, meter.copied, seconds - meter.slept_s)
+    def _drain(self, order: _Order, target: Tier, turn: Turn) -> None:
+        turn.begin()
+        settled = self._settled[target.name]
+        committed = drain(order.source, target, order.key, self._guard, turn.took, settled)
+        seconds = turn.seconds
+        turn.arrived = True
+        self._stack.note(target, turn.copied, seconds - turn.slept_s)
         self._events.emit(
             Event.DRAINED,
             checkpoint=order.key.directory_name,
             tier=target.name,
-            bytes=meter.copied,
+            bytes=turn.copied,
             seconds=round(seconds, 6),
         )
         log.info("drained %s to %s", order.key.directory_name, target.name)
         try:
-            self._after(target, committed)
+            self._after(followed(target, turn), committed)
         except Fenced:
             raise
         except Exception as error:  # noqa: BLE001 - the copy stands; the next one tidies again
             log.warning("could not tidy tier %s: %s", target.name, error)
 
-    def _came_back(self, order: _Order, target: Tier) -> None:
-        with self._changed:
-            if self._was_left_behind():
-                self._hung.discard((order.source.name, target.name))
-            else:
-                self._at = None
+    def _tell_hung(self, turn: Turn, order: _Order | None) -> None:
+        """Not flushed: whoever commits must not wait for a file system here."""
+        (source, target), said = turn.way, "TimeoutError: it hangs"
+        if turn.arrived:
+            self._events.emit(Event.RETENTION_FAILED, flush=False, tier=target, error=said)
+        else:  # without a checkpoint: it looked for what the tier lacks
+            fields = {"checkpoint": order and order.key.directory_name, "tier": target}
+            self._events.emit(Event.DRAIN_FAILED, flush=False, **fields, error=said)
+        log.warning("the drain from %s to %s hangs", source, target)
 
     def _tell_failed(
         self, order: _Order, target: Tier, error: Exception, *, flush: bool = True

@@ -20,6 +20,7 @@ from ..errors import CheckpointError, CorruptCheckpoint
 from ..format.defects import Defect, DefectKind
 from ..format.image import DATA_ALIGNMENT, ImageLayout
 from ..format.manifest import Manifest, ShardRecord, digest
+from ..format.reading import Broken, shard_file
 from ..format.verify import verify
 from ..rundir import MANIFEST_NAME, CheckpointKey
 from .base import Committed
@@ -91,15 +92,18 @@ class DirectoryStaging:
         return record
 
     def refer(self, record: ShardRecord) -> None:
-        """This checkpoint uses a shard that an older one holds; it must be there."""
+        """This checkpoint uses a shard that an older one holds; readers must be able to open it."""
         if record.holder is None:
             raise ValueError(f"{record.file}: no holder is named")
         with self._tier._lock:
-            size = (self._tier.path / record.holder / record.file).stat().st_size
-            self._tier._referred[record.holder] += 1
-            self._holders.append(record.holder)
-        if size != record.size:
-            raise OSError(errno.EIO, f"{record.place} has {size} bytes, not {record.size}")
+            try:
+                with shard_file(self.path, record):
+                    self._tier._referred[record.holder] += 1
+                    self._holders.append(record.holder)
+            except Broken as broken:
+                missing = broken.defect.kind is DefectKind.SHARD_MISSING
+                code = errno.ENOENT if missing else errno.EIO
+                raise OSError(code, str(broken.defect)) from None
         self._written[record.place] = record
 
     def commit(

@@ -753,6 +753,147 @@ def test_a_drain_that_hangs_is_left_behind(
     assert ([1, 2, 3, 4], 4) == (one.steps("root"), one.steps("shared")[-1])
 
 
+def _in_retention(one: Bench, hang: Callable[[], None]) -> None:
+    def after(tier: Tier, committed: Committed) -> None:
+        if tier.name == "root":
+            hang()
+
+    one.drainer._after = after
+
+
+def _in_the_listing(one: Bench, hang: Callable[[], None]) -> None:
+    real, home = one.tiers["root"].keys, one.tiers["root"]
+
+    def keys() -> list[CheckpointKey]:
+        if threading.current_thread().name == "hpc-ckpt-drain":
+            hang()
+        return real()
+
+    home.keys = keys  # type: ignore[method-assign]
+
+
+def _in_a_look(one: Bench, hang: Callable[[], None]) -> None:
+    real = one.drainer._lacking
+    assert real is not None
+
+    def look(source: Tier, home: Tier) -> Any:
+        if source.name == "shared":
+            hang()
+        return real(source, home)
+
+    one.drainer._lacking = look
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        (_in_retention, ("retention.failed", None)),
+        (_in_the_listing, ("drain.failed", "step-000000001-g00000001")),
+        (_in_a_look, ("drain.failed", None)),
+    ],
+)
+def test_a_thread_that_hangs_beside_the_copy_is_left_behind(
+    bench: Callable[..., Bench],
+    monkeypatch: pytest.MonkeyPatch,
+    where: Callable[[Bench, Callable[[], None]], None],
+    told: tuple[str, str | None],
+) -> None:
+    """In retention of the home, its listing, or a look at what it lacks: the others get theirs,
+    somebody is told, and everything goes on when it has come back."""
+    one = bench("local", "shared", "root")
+    opened, hanging = threading.Event(), threading.Event()
+    monkeypatch.setattr(draining, "STUCK_S", 0.1)
+
+    def hang() -> None:
+        hanging.set()
+        opened.wait(60)
+
+    where(one, hang)
+    try:
+        one.save(1, wait=False)
+        assert hanging.wait(30)
+        time.sleep(0.2)
+        for step in (2, 3):
+            one.save(step, wait=False)
+            until(lambda: step in one.steps("shared"))  # noqa: B023 - called at once
+        one.events.flush()
+        said = [r for r in events.read(one.events.path) if "it hangs" in r.get("error", "")]
+        assert told == (said[0]["event"], said[0].get("checkpoint"))
+        assert (False, 1) == (one.drainer.wait(0), len(one.drainer._hung))
+    finally:
+        opened.set()
+    until(lambda: one.drainer._hung == set())
+    one.save(4)
+    assert one.drainer.close(30)
+    assert (4, 4) == (one.steps("root")[-1], one.steps("shared")[-1])
+
+
+def test_a_thread_left_behind_begins_nothing_when_it_comes_back(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its look is out of date, and another thread is at work."""
+    one = bench("local", "shared", "root", keep=Keep(last=1, every=1))
+    opened, hanging = threading.Event(), threading.Event()
+    real = one.drainer._lacking
+    assert real is not None
+    lost = make_checkpoint(one.tiers["shared"], CheckpointKey(1, 1), LEAVES).key
+
+    def look(source: Tier, home: Tier) -> Any:
+        found = real(source, home)
+        if source.name == "shared" and not hanging.is_set():
+            hanging.set()
+            opened.wait(60)
+        return found
+
+    monkeypatch.setattr(draining, "STUCK_S", 0.1)
+    one.drainer._lacking = look
+    one.save(2, wait=False)
+    assert hanging.wait(30)
+    (left,) = [t for t in threading.enumerate() if t.name == "hpc-ckpt-drain"]
+    time.sleep(0.2)
+    one.save(3)
+    opened.set()
+    left.join(30)
+    assert (False, None) == (left.is_alive(), one.drainer._current)
+    assert [2, 3] == one.steps("root")
+    one.save(4)
+    assert (True, [lost.step, 2, 3, 4]) == (one.drainer.close(30), one.steps("root"))
+
+
+def test_retention_that_gets_on_does_not_hang(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-back moves with each chunk, and holds back for the training's sake; many removals
+    move one by one."""
+    one = bench("local", "root")
+    now, seen = [0.0], []
+    one.drainer._clock = lambda: now[0]
+    monkeypatch.setattr(draining, "STUCK_S", 10.0)
+
+    def step(seconds: float) -> None:
+        now[0] += seconds
+        with one.drainer._changed:
+            one.drainer._leave_behind()
+        seen.append(one.drainer._hung == set())
+
+    def paced() -> bool:
+        step(1000.0)
+        return False
+
+    def after(tier: Tier, committed: Committed) -> None:
+        assert [] == tier.verify(committed.key, paced)
+        step(9.0)
+        for number in range(3):
+            tier.remove(CheckpointKey(1, 100 + number))
+            step(9.0)
+
+    one.drainer._after = after
+    one.save(1)
+    assert (True, [True] * len(seen)) == (len(seen) > 5, seen)
+    assert [] == one.told(Event.RETENTION_FAILED)
+    assert one.drainer.close(30)
+
+
 def test_a_drain_that_is_slow_or_paced_does_not_hang(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -433,7 +433,7 @@ def test_a_broken_checkpoint_says_what_is_broken(tier: DirectoryTier) -> None:
 
 # ── remove and sweep ──────────────────────────────────────────────────────────────────────
 def test_remove_takes_one_checkpoint_and_nothing_else(tier: DirectoryTier) -> None:
-    """Also one that is damaged, pinned or has a directory in it; twice is fine."""
+    """Also one that is damaged or has a directory in it; twice is fine."""
     other = CheckpointKey(1, 20)
     make_checkpoint(tier, KEY, LEAVES)
     make_checkpoint(tier, other, LEAVES)
@@ -441,6 +441,48 @@ def test_remove_takes_one_checkpoint_and_nothing_else(tier: DirectoryTier) -> No
     tier.remove(KEY)
     tier.remove(KEY)
     assert (tier.keys(), tier.verify(other), leftovers(tier)) == ([other], [], [])
+
+
+def test_what_is_pinned_is_not_removed(tier: DirectoryTier) -> None:
+    """Whenever the pin was set: nobody who removes knows better."""
+    make_checkpoint(tier, KEY, LEAVES)
+    tier.pin(KEY)
+    assert (False, [KEY], []) == (tier.remove(KEY), tier.keys(), tier.verify(KEY))
+    tier.pin(KEY, pinned=False)
+    assert (True, []) == (tier.remove(KEY), tier.keys())
+
+
+@pytest.mark.parametrize("operation", ["sweep", "recover"])
+def test_a_pin_survives_a_kill_in_the_middle_of_a_removal(
+    tier: DirectoryTier, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """Pinned while the manifests were read, hidden, and killed before it was put back."""
+    make_checkpoint(tier, KEY, LEAVES)
+    monkeypatch.setattr(tier, "_is_held", tier.pin)
+
+    def die(point: str) -> None:
+        if point == "remove.renamed":
+            raise KeyboardInterrupt
+
+    fsio.observe(die)
+    with pytest.raises(KeyboardInterrupt):
+        tier.remove(KEY)
+    fsio.observe(None)
+    assert ([], 1) == (tier.keys(), len(leftovers(tier)))
+    fresh = DirectoryTier(tier.path)
+    fresh.sweep(1) if operation == "sweep" else fresh.recover()
+    assert ([KEY], True, []) == (fresh.keys(), fresh.pinned(KEY), fresh.verify(KEY))
+    assert [] == leftovers(tier)
+
+
+def test_a_sweep_leaves_a_removal_under_way_alone(
+    tier: DirectoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread: what it is about to put back is its own business."""
+    make_checkpoint(tier, KEY, LEAVES)
+    monkeypatch.setattr(tier, "_is_held", tier.pin)
+    fsio.observe(lambda point: tier.sweep(1) if point == "remove.renamed" else None)
+    assert (False, [KEY]) == (tier.remove(KEY), tier.keys())
 
 
 def test_a_removed_checkpoint_vanishes_before_its_files_go(tier: DirectoryTier) -> None:

@@ -85,10 +85,36 @@ def test_what_is_gone_or_cut_cannot_be_referred_to(tier: DirectoryTier) -> None:
             with pytest.raises(FileNotFoundError):
                 staging.refer(wrong)
         os.truncate(tier.path_of(key(10)) / record.file, record.size - 1)
-        with pytest.raises(OSError, match=f"has {record.size - 1} bytes"):
+        with pytest.raises(OSError, match=f"{record.size - 1} bytes"):
             staging.refer(record)
         with pytest.raises(ValueError, match="other shards"):
             staging.commit(plain_manifest(key(20), [record]), nobody)
+
+
+@pytest.mark.parametrize("moved", ["checkpoint", "shard"])
+def test_what_a_reader_would_not_follow_cannot_be_referred_to(
+    tier: DirectoryTier, tmp_path: Path, moved: str
+) -> None:
+    """Moved to another disk with a link left in its place: what referred to it would be committed
+    and never restored."""
+    record = make_holder(tier, 10)
+    place = tier.path_of(key(10))
+    place = place if moved == "checkpoint" else place / record.file
+    place.rename(tmp_path / "archive")
+    place.symlink_to(tmp_path / "archive")
+    with tier.stage(key(20)) as staging:
+        with pytest.raises(OSError, match=record.file):
+            staging.refer(record)
+        with pytest.raises(ValueError, match="other shards"):
+            staging.commit(plain_manifest(key(20), [record]), nobody)
+
+
+def test_a_tier_may_itself_be_reached_by_a_link(tier: DirectoryTier, tmp_path: Path) -> None:
+    """Only names in a manifest may not lead elsewhere: sites link scratch into homes."""
+    record = make_holder(tier, 10)
+    (tmp_path / "link").symlink_to(tier.path)
+    make_dependent(DirectoryTier(tmp_path / "link"), 20, record)
+    assert [] == tier.verify(key(20))
 
 
 def test_a_manifest_names_what_was_referred_to_and_nothing_else(tier: DirectoryTier) -> None:

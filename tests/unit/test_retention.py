@@ -198,3 +198,23 @@ def test_a_pin_set_in_the_last_moment_is_seen(
     assert (False, True) == (key(20) in removed, key(20) in tier.keys())  # noqa: SIM118 - a tier
     assert key(10) in removed
     assert [] == tier.verify(key(20))
+
+
+def test_a_pin_set_right_after_the_last_look_of_retention_is_seen(
+    tier: DirectoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was told that it is pinned finds it."""
+    real, looks = DirectoryTier.pinned, []
+
+    def late(self: DirectoryTier, one: CheckpointKey) -> bool:
+        found = real(self, one)
+        if one == key(20):
+            looks.append(found)
+            if len(looks) == 2:  # the first makes the list
+                self.pin(one)
+        return found
+
+    monkeypatch.setattr(DirectoryTier, "pinned", late)
+    removed = retain(tier, Keep(last=1), generation=1, committed=key(30), guard=nobody)
+    assert ([key(10)], [False, False]) == (removed, looks[:2])
+    assert ([], True) == (tier.verify(key(20)), tier.pinned(key(20)))
