@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
+from .binaries import SHELLS
+
 _TOKEN = re.compile(
     r"""(?P<space>(?:[ \t]|\\\n)+|\#[^\n]*)
       | (?P<redirect>\d*(?:<<<|<<|>>|>\||&>>|&>|>&|<&|<>|<|>))
@@ -22,6 +24,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _SHELL_TEXT = re.compile(r"-[a-z]*c")
+_SHELL_SETTINGS = ("-o", "+o", "-O", "+O")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
@@ -135,13 +138,26 @@ def named(word: str, patterns: Sequence[str]) -> bool:
 def calls(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Invocation]:
     """Every call of a command: those in a text for a shell, else the command itself."""
     for at, text in enumerate(argv):
-        if at > 0 and _SHELL_TEXT.fullmatch(argv[at - 1]) and argv[0] != text:
+        if _is_for_a_shell(argv, at):
             inner = list(_in_text(text, environ))
             for call in inner:
                 yield replace(call, before=tuple(argv[:at]), after=tuple(argv[at + 1 :]))
             if inner:
                 return
     yield Invocation(tuple(map(_plain, argv)))
+
+
+def _is_for_a_shell(argv: Sequence[str], at: int) -> bool:
+    """Whether a word is what a shell is told with -c; other programs have a -c of their own."""
+    if at < 2 or _SHELL_TEXT.fullmatch(argv[at - 1]) is None:
+        return False
+    for before in range(at - 2, -1, -1):
+        word = argv[before]
+        if PurePosixPath(word).name in SHELLS:
+            return True
+        if not word.startswith(("-", "+")) and argv[before - 1] not in _SHELL_SETTINGS:
+            return False
+    return False
 
 
 def _in_text(text: str, environ: Mapping[str, str]) -> Iterator[Invocation]:

@@ -27,6 +27,10 @@ def found(*argv: str, environ: dict[str, str] | None = None) -> Invocation:
         ("bash", "-lc", "module load gmx; gmx grompp -o a.tpr\nOMP=1 gmx mdrun \\\n -deffnm prod"),
         ("bash", "-c", "gmx mdrun -deffnm $NAME # a comment"),
         ("bash", "-c", 'gmx mdrun -deffnm "${NAME}"'),
+        ("gmx", "mdrun", "-deffnm", "prod", "-c", "out.gro"),
+        ("srun", "-c", "4", "gmx_mpi", "mdrun", "-deffnm", "prod", "-c", "out.gro"),
+        ("bash", "run.sh", "-c", "4", "gmx", "mdrun", "-deffnm", "prod"),
+        ("srun", "-c", "4", "/bin/bash", "-e", "-o", "pipefail", "-c", "gmx mdrun -deffnm prod"),
     ],
 )
 def test_a_call_is_found_and_stays_as_it_was(argv: tuple[str, ...]) -> None:

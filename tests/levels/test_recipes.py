@@ -99,6 +99,23 @@ def test_a_command_is_recognised_and_its_restart_files_are_found(
 
 
 @pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("gmx mdrun -deffnm prod -c out.gro", "gromacs"),
+        ("pmemd -O -i mdin -c inpcrd", "amber"),
+        ("snakemake -c 1", "snakemake"),
+    ],
+)
+def test_an_option_of_the_program_is_no_text_for_a_shell(
+    tmp_path: Path, command: str, name: str
+) -> None:
+    this = work(tmp_path, *command.split())
+    recipe = matching(SHIPPED.values(), this) or untried(SHIPPED.values(), this)
+    assert recipe is not None
+    assert name == recipe.name
+
+
+@pytest.mark.parametrize(
     ("name", "script", "text", "file"),
     [
         ("r", "s.R", 'd <- readRDS("in.rds")\nsaveRDS(r, "result.rds")', None),
