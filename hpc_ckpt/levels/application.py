@@ -66,6 +66,9 @@ class Application:
                 f"no word of the command is one of {names}; a recipe of your own with "
                 f"'like: {recipe.name}' may name another program under 'recognise'"
             )
+        why = recipe.why_not_one(call, work)
+        if why is not None:
+            return why
         values = Values(recipe, call, work)
         missing = [values.unknown(pattern) for pattern in recipe.restart.files]
         if missing and None not in missing:

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import PurePosixPath
 
 from .binaries import SHELLS
@@ -25,6 +26,10 @@ _TOKEN = re.compile(
 )
 _SHELL_TEXT = re.compile(r"-[a-z]*c")
 _SHELL_SETTINGS = ("-o", "+o", "-O", "+O")
+_LOOPS = frozenset(("for", "while", "until", "select"))
+_RESERVED = _LOOPS | {"do", "if", "then", "elif", "else", "{", "!", "time"}
+_ONLY_NAME = frozenset(("module", "ml", "spack", "which", "type", "echo", "printf", "export"))
+"""They name a program and do not call it."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
@@ -115,18 +120,45 @@ def find(
 
     Without programs: the first call that there is.
     """
+    found = (_meant(call, programs, words) for call in calls(argv, environ))
+    return next(filter(None, found), None)
+
+
+def is_repeated(
+    argv: Sequence[str], programs: Sequence[str], words: Sequence[str], environ: Mapping[str, str]
+) -> bool:
+    """Whether there are more calls of that kind than one, or the one is in a loop."""
+    found = loops = 0
     for call in calls(argv, environ):
-        for at, word in enumerate(call.words):
-            if not programs and _ASSIGNMENT.fullmatch(word.text):
-                continue
-            if programs and not named(word.text, programs):
-                continue
-            rest = [other.text for other in call.words[at + 1 :]]
-            if all(any(fnmatchcase(other, want) for other in rest) for want in words):
-                return _from(call, at)
-            if not programs:
-                break
+        reserved, first = _lead(call)
+        loops += sum(word in _LOOPS for word in reserved) - (first == "done")
+        if _meant(call, programs, words) is not None:
+            found += 1 + (loops > 0)
+    return found > 1
+
+
+def _meant(call: Invocation, programs: Sequence[str], words: Sequence[str]) -> Invocation | None:
+    """From the program on."""
+    for at, word in enumerate(call.words):
+        if not programs and _ASSIGNMENT.fullmatch(word.text):
+            continue
+        if programs and not named(word.text, programs):
+            continue
+        if at > 0 and _lead(call)[1] in _ONLY_NAME:
+            return None
+        rest = [other.text for other in call.words[at + 1 :]]
+        if all(any(fnmatchcase(other, want) for other in rest) for want in words):
+            return _from(call, at)
+        if not programs:
+            return None
     return None
+
+
+def _lead(call: Invocation) -> tuple[list[str], str]:
+    """The shell's own words at the beginning of a call, and the first that is none."""
+    texts = [word.text for word in call.words]
+    reserved = list(takewhile(_RESERVED.__contains__, texts))
+    return reserved, next(iter(texts[len(reserved) :]), "")
 
 
 def named(word: str, patterns: Sequence[str]) -> bool:

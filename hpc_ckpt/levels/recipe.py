@@ -19,7 +19,7 @@ from ..errors import SpecError
 from ..settings import merge
 from .base import Work
 from .ingredients import Also, Edit, Number, Request, RestartFiles, Sane, Test, Value
-from .invocation import Invocation, find
+from .invocation import Invocation, find, is_repeated
 from .reader import Reader
 
 NOT_RUN = "not run here"
@@ -46,6 +46,11 @@ class Recognised:
     words: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
     """Each in one file that the command names."""
+
+    @property
+    def shape(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of a call."""
+        return self.programs, self.words
 
     @classmethod
     def parse(cls, value: object, where: str) -> Recognised:
@@ -133,8 +138,17 @@ class Recipe:
 
     def call(self, work: Work) -> Invocation | None:
         """Where the command calls the program."""
+        return find(work.argv, *self.recognised.shape, work.environ)
+
+    def why_not_one(self, call: Invocation, work: Work) -> str | None:
+        """Why one call's files do not tell of the whole command."""
         seen = self.recognised
-        return find(work.argv, seen.programs, seen.words, work.environ)
+        if not seen.programs or not is_repeated(work.argv, *seen.shape, work.environ):
+            return None
+        name = " ".join((Path(call.program).name, *seen.words))
+        return (
+            f"several calls of {name}: write one command each, with 'then:' for those that follow"
+        )
 
     def knows(self, work: Work) -> bool:
         """Whether the command is of this kind, by what it shows."""

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from hpc_ckpt.levels.invocation import Invocation, find
+from hpc_ckpt.levels.invocation import Invocation, find, is_repeated
 
 GMX = (["gmx*"], ["mdrun"])
 
@@ -77,6 +77,15 @@ def test_options_of_two_words_redirections_and_equal_signs() -> None:
     assert "in.lj" == call.option(["-in", "<"])
     assert "x.log" == call.option(["--log"])
     assert "in" == call.word(r"(.+)\.lj")
+
+
+@pytest.mark.parametrize("before", ["module load lammps/2021", "which lmp", "echo lmp -in a"])
+def test_a_program_that_is_only_named_is_not_called(before: str) -> None:
+    argv = ("bash", "-c", f"{before} && lmp -in in.lj")
+    call = find(argv, ["lmp", "lammps", "2021"], [], {})
+    assert call is not None
+    assert "in.lj" == call.option(["-in"])
+    assert not is_repeated(argv, ["lmp", "lammps", "2021"], [], {})
 
 
 def test_without_programs_the_first_call_is_meant() -> None:

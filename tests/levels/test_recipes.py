@@ -116,6 +116,40 @@ def test_an_option_of_the_program_is_no_text_for_a_shell(
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "gmx mdrun -deffnm nvt; gmx mdrun -deffnm prod",
+        "gmx mdrun -deffnm nvt && /opt/bin/gmx_mpi mdrun -deffnm prod > out",
+        "for i in nvt prod; do gmx mdrun -deffnm $i; done",
+        "for i in nvt prod; do gmx grompp -o $i; gmx mdrun -deffnm $i; done",
+        "while ! test -e end; do true; gmx mdrun -deffnm prod; done",
+    ],
+)
+def test_several_calls_are_not_judged_by_the_first(tmp_path: Path, text: str) -> None:
+    """The end of the first would be taken for the end of all."""
+    this = work(tmp_path, "bash", "-c", text)
+    said = Application(SHIPPED["gromacs"]).probe(this)
+    assert said is not None and said.startswith("several calls of gmx mdrun: ")
+    assert "then:" in said
+    choice = choose(this, recipes=SHIPPED.values())
+    assert said == dict(choice.rejected)["gromacs"]
+    with pytest.raises(SpecError, match="recipe gromacs: several calls"):
+        choose(this, recipes=SHIPPED.values(), recipe="gromacs")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gmx grompp -o prod.tpr; gmx mdrun -deffnm prod; gmx energy",
+        "for i in a b; do gmx grompp -o $i; done; gmx mdrun -deffnm prod",
+        "if test -e a; then gmx mdrun -deffnm prod; fi; for i in x; do cat $i; done",
+    ],
+)
+def test_one_call_among_others_is_taken(tmp_path: Path, text: str) -> None:
+    assert None is Application(SHIPPED["gromacs"]).probe(work(tmp_path, "bash", "-c", text))
+
+
+@pytest.mark.parametrize(
     ("name", "script", "text", "file"),
     [
         ("r", "s.R", 'd <- readRDS("in.rds")\nsaveRDS(r, "result.rds")', None),
