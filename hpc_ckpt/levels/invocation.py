@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import takewhile
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from .binaries import SHELLS
 
@@ -135,6 +135,26 @@ def is_repeated(
         if _meant(call, programs, words) is not None:
             found += 1 + (loops > 0)
     return found > 1
+
+
+def goes_to(
+    argv: Sequence[str],
+    programs: Sequence[str],
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: Path,
+) -> str | None:
+    """How a command leaves its directory before the first call of that kind."""
+    for call in calls(argv, environ):
+        if _meant(call, programs, words) is not None:
+            return None
+        reserved, first = _lead(call)
+        if first in ("cd", "pushd"):
+            rest = [word.text for word in call.words[len(reserved) + 1 :]]
+            places = [text for text in rest if not text.startswith("-")]
+            if len(places) != 1 or (cwd / places[0]).resolve() != cwd.resolve():
+                return " ".join((first, *rest))
+    return None
 
 
 def _meant(call: Invocation, programs: Sequence[str], words: Sequence[str]) -> Invocation | None:

@@ -19,7 +19,7 @@ from ..errors import SpecError
 from ..settings import merge
 from .base import Work
 from .ingredients import Also, Edit, Number, Request, RestartFiles, Sane, Test, Value
-from .invocation import Invocation, find, is_repeated
+from .invocation import Invocation, find, goes_to, is_repeated
 from .reader import Reader
 
 NOT_RUN = "not run here"
@@ -141,13 +141,20 @@ class Recipe:
         return find(work.argv, *self.recognised.shape, work.environ)
 
     def why_not_one(self, call: Invocation, work: Work) -> str | None:
-        """Why one call's files do not tell of the whole command."""
+        """Why the files of one call here do not tell of the whole command."""
         seen = self.recognised
-        if not seen.programs or not is_repeated(work.argv, *seen.shape, work.environ):
+        if not seen.programs:
             return None
         name = " ".join((Path(call.program).name, *seen.words))
+        if is_repeated(work.argv, *seen.shape, work.environ):
+            rest = "write one command each, with 'then:' for those that follow"
+            return f"several calls of {name}: {rest}"
+        gone = goes_to(work.argv, *seen.shape, work.environ, work.cwd)
+        if gone is None:
+            return None
         return (
-            f"several calls of {name}: write one command each, with 'then:' for those that follow"
+            f"'{gone}' comes before {name}, whose restart files are looked for where the command "
+            "begins: submit from that directory, without it"
         )
 
     def knows(self, work: Work) -> bool:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,34 @@ def test_several_calls_are_not_judged_by_the_first(tmp_path: Path, text: str) ->
 )
 def test_one_call_among_others_is_taken(tmp_path: Path, text: str) -> None:
     assert None is Application(SHIPPED["gromacs"]).probe(work(tmp_path, "bash", "-c", text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cd sim && gmx mdrun -deffnm prod",
+        "set -e\ncd 'sim'\nexport A=1\ngmx mdrun -deffnm prod",
+        "if cd -P sim; then gmx mdrun; fi",
+        "pushd $HOME; gmx mdrun",
+        "cd; gmx mdrun",
+        "cd $UNKNOWN && gmx mdrun",
+    ],
+)
+def test_a_command_that_goes_elsewhere_is_refused(tmp_path: Path, text: str) -> None:
+    """Its restart files would be looked for here, and every link begin at 0."""
+    (tmp_path / "sim").mkdir()
+    this = replace(work(tmp_path, "bash", "-c", text), environ={"HOME": "/"})
+    said = Application(SHIPPED["gromacs"]).probe(this)
+    assert said is not None and "submit from that directory" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cd . && gmx mdrun", 'cd "$HERE"; gmx mdrun', "gmx mdrun && cd sim", "echo cd; gmx mdrun"],
+)
+def test_a_command_that_stays_is_taken(tmp_path: Path, text: str) -> None:
+    this = replace(work(tmp_path, "bash", "-c", text), environ={"HERE": str(tmp_path)})
+    assert None is Application(SHIPPED["gromacs"]).probe(this)
 
 
 @pytest.mark.parametrize(
