@@ -80,7 +80,7 @@ class Application:
         untold = [_untold(values, test) for test in recipe.complete]
         if None not in untold:
             return f"nothing shows {{{untold[0]}}}, which tells the end of the work; {recipe.note}"
-        return None
+        return recipe.why_not_again(call, work)
 
     # ── beginning ─────────────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:

@@ -46,6 +46,8 @@ class Recognised:
     words: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
     """Each in one file that the command names."""
+    needs: tuple[str, ...] = ()
+    """The same, of a command that is recognised: without them it cannot go on."""
 
     @property
     def shape(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -54,10 +56,15 @@ class Recognised:
 
     @classmethod
     def parse(cls, value: object, where: str) -> Recognised:
-        read = Reader(value, where, ("programs", "words", "mentions"))
+        read = Reader(value, where, ("programs", "words", "mentions", "needs"))
         if not read.has("programs"):
             raise SpecError(f"{where}: programs: missing; write the program's name, or a pattern")
-        return cls(read.texts("programs"), read.texts("words"), read.patterns("mentions"))
+        return cls(
+            read.texts("programs"),
+            read.texts("words"),
+            read.patterns("mentions"),
+            read.patterns("needs"),
+        )
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,16 @@ class Recipe:
             "begins: submit from that directory, without it"
         )
 
+    def why_not_again(self, call: Invocation, work: Work) -> str | None:
+        """Why the program would not take its restart file."""
+        wanted = self.recognised.needs
+        if not wanted or _mentions(call, wanted, work.cwd):
+            return None
+        return (
+            f"no file of the command has what matches {' and '.join(wanted)}: every link would "
+            f"begin anew. {self.note}"
+        )
+
     def knows(self, work: Work) -> bool:
         """Whether the command is of this kind, by what it shows."""
         if not self.recognised.programs:
@@ -211,7 +228,7 @@ def _check_fields(recipe: Recipe) -> None:
                 )
 
 
-_REGEXES = ("regex", "word", "text", "no_text", "bytes", "mentions", "begins", "ends")
+_REGEXES = ("regex", "word", "text", "no_text", "bytes", "mentions", "needs", "begins", "ends")
 
 
 def _texts(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

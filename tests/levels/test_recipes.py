@@ -30,6 +30,7 @@ TRIED = {
     "gromacs", "lammps", "keras", "generic", "quantum-espresso", "openmm", "r", "octave", "cp2k",
     "snakemake",
 }  # fmt: skip
+READS = 'if "${mode} == start" then "read_data a" else "read_restart ${restart}"\n'
 GOOD: dict[str, Any] = {"name": "mine", "restart": "x.rst", "complete": {"exit_code": 0}}
 
 
@@ -55,8 +56,9 @@ def test_a_recipe_comes_back_from_json(name: str) -> None:
     [
         ("gmx mdrun -s a.tpr", {}, "gromacs", ["state.cpt"]),
         ("srun gmx_mpi mdrun -deffnm md -cpo x", {}, "gromacs", ["x.cpt"]),
-        ("lmp -in in.x", {"in.x": "restart 100 a.rst b.rst\n"}, "lammps", ["a.rst", "b.rst"]),
-        ("lmp < in.x", {"in.x": "restart 100 r.*\n"}, "lammps", ["r.7"]),
+        ("lmp -in in.x", {"in.x": READS + "restart 100 a.rst b.rst\n"}, "lammps",
+         ["a.rst", "b.rst"]),
+        ("lmp < in.x", {"in.x": READS + "restart 100 r.*\n"}, "lammps", ["r.7"]),
         (
             "namd3 +p4 run.namd > log",
             {"run.namd": "outputName sim\nnumsteps 9\n"},
@@ -366,6 +368,35 @@ def test_what_a_recipe_cannot_read_from_the_command_is_a_reason_to_look_further(
     choice = choose(this, recipes=SHIPPED.values())
     assert "lammps" in dict(choice.rejected)
     assert "does not show {a}" in dict(choice.rejected)["lammps"]
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("read_data a\n", False),
+        ("read_restart equil.rst\n", False),
+        ("read_data a\n# read_restart ${restart}\n", False),
+        ("read_data a\nwrite_restart ${restart}\n", False),
+        (READS, True),
+        ("jump SELF ${mode}\nlabel resume\n  read_restart  ${dir}/${restart} # here\n", True),
+    ],
+)
+def test_a_script_of_lammps_has_to_read_the_file_it_is_given(
+    tmp_path: Path, text: str, taken: bool
+) -> None:
+    """One that does not would begin at 0 in every link."""
+    (tmp_path / "in.x").write_text(f"{text}restart 100 ck.a ck.b\nrun 500 upto\n")
+    for command in ("lmp -in in.x", "mpirun lmp -log l < in.x"):
+        this = work(tmp_path, "bash", "-c", command)
+        choice = choose(this, recipes=SHIPPED.values())
+        if taken:
+            assert "lammps" == choice.chosen
+            continue
+        assert "lammps" not in [entry["name"] for entry in choice.entries]
+        said = dict(choice.rejected)["lammps"]
+        assert "every link would begin anew" in said and "read_restart ${restart}" in said
+        with pytest.raises(SpecError, match="every link would begin anew"):
+            choose(this, recipes=SHIPPED.values(), recipe="lammps")
 
 
 def test_a_recipe_that_was_not_asked_for_has_others_behind_it(tmp_path: Path) -> None:
