@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -397,6 +398,37 @@ def test_a_script_of_lammps_has_to_read_the_file_it_is_given(
         assert "every link would begin anew" in said and "read_restart ${restart}" in said
         with pytest.raises(SpecError, match="every link would begin anew"):
             choose(this, recipes=SHIPPED.values(), recipe="lammps")
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "own"),
+    [
+        ("./a /scratch/hpc_ckpt_runs/sim", "", False),
+        ("./a --out=/scratch/hpc_ckpt/sim hpc_ckpt", "", False),
+        ("bash -c 'cd /scratch/hpc_ckpt && ./a HPC_CKPT_runs'", "", False),
+        ("python -m hpc_ckpt_like.train", "", False),
+        ("python s.py", "OUT = '/scratch/hpc_ckpt/runs'\n# import hpc_ckpt\n", False),
+        ("python s.py", "import hpc_ckpt_like\n", False),
+        ("python s.py", "from hpc_ckpt import Checkpointer\n", True),
+        ("python s.py", "try:\n    import torch, hpc_ckpt as h\n", True),
+        ("bash -c 'cd . && python s.py'", "import hpc_ckpt.integrations\n", True),
+        ("python -m s", "x = 1; from hpc_ckpt.integrations import lightning\n", True),
+        ("python s.py", "ckpt = import_module('hpc_ckpt')\n", True),
+        ("python -c 'import sys; import hpc_ckpt'", "", True),
+        ("python -u -m hpc_ckpt.examples", "", True),
+        ("bash -c 'srun python -m hpc_ckpt.examples'", "", True),
+        ("bash -c './a; test -e $HPC_CKPT_NOTICE && exit 75'", "", True),
+        ("bash -c '[ $HPC_CKPT_GENERATION = 2 ] || ./a'", "", True),
+        ("bash -c './a --until \"$HPC_CKPT_NOTICE\"'", "", True),
+    ],
+)
+def test_only_what_uses_the_package_is_left_to_itself(
+    tmp_path: Path, command: str, script: str, own: bool
+) -> None:
+    """Taken for one that saves for itself, a program would never be saved."""
+    (tmp_path / "s.py").write_text(script)
+    this = work(tmp_path, *shlex.split(command))
+    assert own is (choose(this, recipes=SHIPPED.values()).chosen == "model")
 
 
 def test_a_recipe_that_was_not_asked_for_has_others_behind_it(tmp_path: Path) -> None:
