@@ -66,6 +66,9 @@ class Application:
                 f"no word of the command is one of {names}; a recipe of your own with "
                 f"'like: {recipe.name}' may name another program under 'recognise'"
             )
+        why = recipe.why_not_one(call, work)
+        if why is not None:
+            return why
         values = Values(recipe, call, work)
         missing = [values.unknown(pattern) for pattern in recipe.restart.files]
         if missing and None not in missing:
@@ -77,7 +80,7 @@ class Application:
         untold = [_untold(values, test) for test in recipe.complete]
         if None not in untold:
             return f"nothing shows {{{untold[0]}}}, which tells the end of the work; {recipe.note}"
-        return None
+        return recipe.why_not_again(call, work)
 
     # ── beginning ─────────────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:

@@ -7,6 +7,7 @@ node, and goes down the same order.
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,17 @@ from .recipe import Recipe, matching, recipe_of, untried
 
 LOOK_INTO = 1024**2
 """Of a script: a line that imports the Checkpointer is near its top."""
-_USES = re.compile(rb"\bhpc_ckpt\b|\bHPC_CKPT_(?:NOTICE|ROOT|DEADLINE|OUTCOME)\b|\bexit 75\b")
+_USES = re.compile(
+    rb"""^(?:[^#\n]*[;:])?[ \t]*(?:from|import(?:[ \t]+[\w., \t]+,)?)[ \t]+hpc_ckpt\b
+       | ^[^#\n]*\bimport\w*\(["']hpc_ckpt\b
+       | (?:^|[ \t])-m\s+hpc_ckpt\b(?!/)
+       | (?<![\w/.-])HPC_CKPT_(?:NOTICE|ROOT|DEADLINE|OUTCOME)\b
+       | \bexit[ ]75\b""",
+    re.MULTILINE | re.VERBOSE,
+)
+"""Not the bare name: a directory may have it too, and its program would never be saved."""
+_ASKS = re.compile(r"(?<![\w/.-])HPC_CKPT_[A-Z]")
+"""Any of a link's variables, in the command itself."""
 _SCRIPT = re.compile(r"[^=]*\.(?:py|sh|bash|R|jl|pl)")
 
 
@@ -45,7 +56,7 @@ def choose(
         own = speaks_for_itself(work)
         if own is not None or wanted == "model":
             return Choice((), Kind.MODEL.value, own or "as the spec says")
-    rejected = [(Kind.MODEL.value, "no file of the command mentions hpc_ckpt")]
+    rejected = [(Kind.MODEL.value, "no file of the command imports hpc_ckpt")]
     if wanted in ("auto", "application"):
         found = matching(known, work)
         why = _unknown(known, work) if found is None else Application(found).probe(work)
@@ -138,9 +149,11 @@ def _build(entry: Mapping[str, Any]) -> Level:
 # ── programs that save for themselves ─────────────────────────────────────────────────────
 def speaks_for_itself(work: Work) -> str | None:
     """Which word of the command shows that it uses a Checkpointer or the notice file."""
-    for word in words(work.argv):
-        if "hpc_ckpt" in word or "HPC_CKPT_" in word or "exit 75" in word:
-            return "the command speaks to hpc_ckpt itself"
+    found = words(work.argv)
+    text = "\n".join(found)
+    if _USES.search(os.fsencode(text)) or _ASKS.search(text):
+        return "the command speaks to hpc_ckpt itself"
+    for word in found:
         path = _script(word, work.cwd)
         if path is not None and _mentions(path):
             return f"{word} uses hpc_ckpt"

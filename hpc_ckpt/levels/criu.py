@@ -29,6 +29,7 @@ from .. import fsio
 from ..errors import SpecError
 from . import keeper, openfiles, rollback
 from .base import Kind, Moment, NotHere, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
+from .binaries import launcher_in
 from .criu_tool import TAKEN, Tool, find, kernel_version, may_make_namespaces, reason_in
 from .namespaces import LAST_PID
 from .program import Program, memory_of, tree_of
@@ -101,6 +102,9 @@ class Criu:
 
     # ── start ─────────────────────────────────────────────────────────────────────────────
     def probe(self, work: Work) -> str | None:
+        launcher = launcher_in(work.argv)
+        if launcher is not None:
+            return f"{launcher} starts processes elsewhere, and CRIU does not save MPI"
         found = find(self._wanted, work)
         if isinstance(found, str):
             return found

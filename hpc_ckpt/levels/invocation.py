@@ -12,7 +12,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+
+from .binaries import SHELLS
 
 _TOKEN = re.compile(
     r"""(?P<space>(?:[ \t]|\\\n)+|\#[^\n]*)
@@ -22,6 +25,11 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _SHELL_TEXT = re.compile(r"-[a-z]*c")
+_SHELL_SETTINGS = ("-o", "+o", "-O", "+O")
+_LOOPS = frozenset(("for", "while", "until", "select"))
+_RESERVED = _LOOPS | {"do", "if", "then", "elif", "else", "{", "!", "time"}
+_ONLY_NAME = frozenset(("module", "ml", "spack", "which", "type", "echo", "printf", "export"))
+"""They name a program and do not call it."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
@@ -112,18 +120,65 @@ def find(
 
     Without programs: the first call that there is.
     """
+    found = (_meant(call, programs, words) for call in calls(argv, environ))
+    return next(filter(None, found), None)
+
+
+def is_repeated(
+    argv: Sequence[str], programs: Sequence[str], words: Sequence[str], environ: Mapping[str, str]
+) -> bool:
+    """Whether there are more calls of that kind than one, or the one is in a loop."""
+    found = loops = 0
     for call in calls(argv, environ):
-        for at, word in enumerate(call.words):
-            if not programs and _ASSIGNMENT.fullmatch(word.text):
-                continue
-            if programs and not named(word.text, programs):
-                continue
-            rest = [other.text for other in call.words[at + 1 :]]
-            if all(any(fnmatchcase(other, want) for other in rest) for want in words):
-                return _from(call, at)
-            if not programs:
-                break
+        reserved, first = _lead(call)
+        loops += sum(word in _LOOPS for word in reserved) - (first == "done")
+        if _meant(call, programs, words) is not None:
+            found += 1 + (loops > 0)
+    return found > 1
+
+
+def goes_to(
+    argv: Sequence[str],
+    programs: Sequence[str],
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: Path,
+) -> str | None:
+    """How a command leaves its directory before the first call of that kind."""
+    for call in calls(argv, environ):
+        if _meant(call, programs, words) is not None:
+            return None
+        reserved, first = _lead(call)
+        if first in ("cd", "pushd"):
+            rest = [word.text for word in call.words[len(reserved) + 1 :]]
+            places = [text for text in rest if not text.startswith("-")]
+            if len(places) != 1 or (cwd / places[0]).resolve() != cwd.resolve():
+                return " ".join((first, *rest))
     return None
+
+
+def _meant(call: Invocation, programs: Sequence[str], words: Sequence[str]) -> Invocation | None:
+    """From the program on."""
+    for at, word in enumerate(call.words):
+        if not programs and _ASSIGNMENT.fullmatch(word.text):
+            continue
+        if programs and not named(word.text, programs):
+            continue
+        if at > 0 and _lead(call)[1] in _ONLY_NAME:
+            return None
+        rest = [other.text for other in call.words[at + 1 :]]
+        if all(any(fnmatchcase(other, want) for other in rest) for want in words):
+            return _from(call, at)
+        if not programs:
+            return None
+    return None
+
+
+def _lead(call: Invocation) -> tuple[list[str], str]:
+    """The shell's own words at the beginning of a call, and the first that is none."""
+    texts = [word.text for word in call.words]
+    reserved = list(takewhile(_RESERVED.__contains__, texts))
+    return reserved, next(iter(texts[len(reserved) :]), "")
 
 
 def named(word: str, patterns: Sequence[str]) -> bool:
@@ -135,13 +190,26 @@ def named(word: str, patterns: Sequence[str]) -> bool:
 def calls(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Invocation]:
     """Every call of a command: those in a text for a shell, else the command itself."""
     for at, text in enumerate(argv):
-        if at > 0 and _SHELL_TEXT.fullmatch(argv[at - 1]) and argv[0] != text:
+        if _is_for_a_shell(argv, at):
             inner = list(_in_text(text, environ))
             for call in inner:
                 yield replace(call, before=tuple(argv[:at]), after=tuple(argv[at + 1 :]))
             if inner:
                 return
     yield Invocation(tuple(map(_plain, argv)))
+
+
+def _is_for_a_shell(argv: Sequence[str], at: int) -> bool:
+    """Whether a word is what a shell is told with -c; other programs have a -c of their own."""
+    if at < 2 or _SHELL_TEXT.fullmatch(argv[at - 1]) is None:
+        return False
+    for before in range(at - 2, -1, -1):
+        word = argv[before]
+        if PurePosixPath(word).name in SHELLS:
+            return True
+        if not word.startswith(("-", "+")) and argv[before - 1] not in _SHELL_SETTINGS:
+            return False
+    return False
 
 
 def _in_text(text: str, environ: Mapping[str, str]) -> Iterator[Invocation]:

@@ -19,7 +19,7 @@ from ..errors import SpecError
 from ..settings import merge
 from .base import Work
 from .ingredients import Also, Edit, Number, Request, RestartFiles, Sane, Test, Value
-from .invocation import Invocation, find
+from .invocation import Invocation, find, goes_to, is_repeated
 from .reader import Reader
 
 NOT_RUN = "not run here"
@@ -46,13 +46,25 @@ class Recognised:
     words: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
     """Each in one file that the command names."""
+    needs: tuple[str, ...] = ()
+    """The same, of a command that is recognised: without them it cannot go on."""
+
+    @property
+    def shape(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of a call."""
+        return self.programs, self.words
 
     @classmethod
     def parse(cls, value: object, where: str) -> Recognised:
-        read = Reader(value, where, ("programs", "words", "mentions"))
+        read = Reader(value, where, ("programs", "words", "mentions", "needs"))
         if not read.has("programs"):
             raise SpecError(f"{where}: programs: missing; write the program's name, or a pattern")
-        return cls(read.texts("programs"), read.texts("words"), read.patterns("mentions"))
+        return cls(
+            read.texts("programs"),
+            read.texts("words"),
+            read.patterns("mentions"),
+            read.patterns("needs"),
+        )
 
 
 @dataclass(frozen=True)
@@ -133,8 +145,34 @@ class Recipe:
 
     def call(self, work: Work) -> Invocation | None:
         """Where the command calls the program."""
+        return find(work.argv, *self.recognised.shape, work.environ)
+
+    def why_not_one(self, call: Invocation, work: Work) -> str | None:
+        """Why the files of one call here do not tell of the whole command."""
         seen = self.recognised
-        return find(work.argv, seen.programs, seen.words, work.environ)
+        if not seen.programs:
+            return None
+        name = " ".join((Path(call.program).name, *seen.words))
+        if is_repeated(work.argv, *seen.shape, work.environ):
+            rest = "write one command each, with 'then:' for those that follow"
+            return f"several calls of {name}: {rest}"
+        gone = goes_to(work.argv, *seen.shape, work.environ, work.cwd)
+        if gone is None:
+            return None
+        return (
+            f"'{gone}' comes before {name}, whose restart files are looked for where the command "
+            "begins: submit from that directory, without it"
+        )
+
+    def why_not_again(self, call: Invocation, work: Work) -> str | None:
+        """Why the program would not take its restart file."""
+        wanted = self.recognised.needs
+        if not wanted or _mentions(call, wanted, work.cwd):
+            return None
+        return (
+            f"no file of the command has what matches {' and '.join(wanted)}: every link would "
+            f"begin anew. {self.note}"
+        )
 
     def knows(self, work: Work) -> bool:
         """Whether the command is of this kind, by what it shows."""
@@ -190,7 +228,7 @@ def _check_fields(recipe: Recipe) -> None:
                 )
 
 
-_REGEXES = ("regex", "word", "text", "no_text", "bytes", "mentions", "begins", "ends")
+_REGEXES = ("regex", "word", "text", "no_text", "bytes", "mentions", "needs", "begins", "ends")
 
 
 def _texts(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from molecules import require
 
+from hpc_ckpt.levels.base import Work
 from hpc_ckpt.levels.binaries import deaf_to_preload, executables, find, launcher_in
+from hpc_ckpt.levels.criu import Criu
 
 
 def elf(path: Path, *kinds: int, bits: int = 2) -> Path:
@@ -72,3 +74,12 @@ def test_scripts_shells_and_env_lead_to_programs(tmp_path: Path) -> None:
 def test_a_python_text_is_not_read_as_a_shells() -> None:
     assert launcher_in([sys.executable, "-c", "srun = 1"]) is None
     assert "srun" == launcher_in(["bash", "-lc", "srun ./a"])
+
+
+@pytest.mark.parametrize(
+    "argv", [("mpirun", "-np", "4", "./a"), ("bash", "-c", "cd x && /usr/bin/srun ./a")]
+)
+def test_criu_does_not_take_what_runs_elsewhere(tmp_path: Path, argv: tuple[str, ...]) -> None:
+    """It would save the launcher, and not the processes on other nodes."""
+    said = Criu().probe(Work(argv=argv, cwd=tmp_path, environ=dict(os.environ)))
+    assert said is not None and "MPI" in said

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from hpc_ckpt.levels.invocation import Invocation, find
+from hpc_ckpt.levels.invocation import Invocation, find, is_repeated
 
 GMX = (["gmx*"], ["mdrun"])
 
@@ -27,6 +27,10 @@ def found(*argv: str, environ: dict[str, str] | None = None) -> Invocation:
         ("bash", "-lc", "module load gmx; gmx grompp -o a.tpr\nOMP=1 gmx mdrun \\\n -deffnm prod"),
         ("bash", "-c", "gmx mdrun -deffnm $NAME # a comment"),
         ("bash", "-c", 'gmx mdrun -deffnm "${NAME}"'),
+        ("gmx", "mdrun", "-deffnm", "prod", "-c", "out.gro"),
+        ("srun", "-c", "4", "gmx_mpi", "mdrun", "-deffnm", "prod", "-c", "out.gro"),
+        ("bash", "run.sh", "-c", "4", "gmx", "mdrun", "-deffnm", "prod"),
+        ("srun", "-c", "4", "/bin/bash", "-e", "-o", "pipefail", "-c", "gmx mdrun -deffnm prod"),
     ],
 )
 def test_a_call_is_found_and_stays_as_it_was(argv: tuple[str, ...]) -> None:
@@ -73,6 +77,15 @@ def test_options_of_two_words_redirections_and_equal_signs() -> None:
     assert "in.lj" == call.option(["-in", "<"])
     assert "x.log" == call.option(["--log"])
     assert "in" == call.word(r"(.+)\.lj")
+
+
+@pytest.mark.parametrize("before", ["module load lammps/2021", "which lmp", "echo lmp -in a"])
+def test_a_program_that_is_only_named_is_not_called(before: str) -> None:
+    argv = ("bash", "-c", f"{before} && lmp -in in.lj")
+    call = find(argv, ["lmp", "lammps", "2021"], [], {})
+    assert call is not None
+    assert "in.lj" == call.option(["-in"])
+    assert not is_repeated(argv, ["lmp", "lammps", "2021"], [], {})
 
 
 def test_without_programs_the_first_call_is_meant() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ TRIED = {
     "gromacs", "lammps", "keras", "generic", "quantum-espresso", "openmm", "r", "octave", "cp2k",
     "snakemake",
 }  # fmt: skip
+READS = 'if "${mode} == start" then "read_data a" else "read_restart ${restart}"\n'
 GOOD: dict[str, Any] = {"name": "mine", "restart": "x.rst", "complete": {"exit_code": 0}}
 
 
@@ -54,8 +57,9 @@ def test_a_recipe_comes_back_from_json(name: str) -> None:
     [
         ("gmx mdrun -s a.tpr", {}, "gromacs", ["state.cpt"]),
         ("srun gmx_mpi mdrun -deffnm md -cpo x", {}, "gromacs", ["x.cpt"]),
-        ("lmp -in in.x", {"in.x": "restart 100 a.rst b.rst\n"}, "lammps", ["a.rst", "b.rst"]),
-        ("lmp < in.x", {"in.x": "restart 100 r.*\n"}, "lammps", ["r.7"]),
+        ("lmp -in in.x", {"in.x": READS + "restart 100 a.rst b.rst\n"}, "lammps",
+         ["a.rst", "b.rst"]),
+        ("lmp < in.x", {"in.x": READS + "restart 100 r.*\n"}, "lammps", ["r.7"]),
         (
             "namd3 +p4 run.namd > log",
             {"run.namd": "outputName sim\nnumsteps 9\n"},
@@ -96,6 +100,85 @@ def test_a_command_is_recognised_and_its_restart_files_are_found(
     level.first(this)
     seen = [str(Path(p).relative_to(tmp_path)) for p in level._collector.stamps()]
     assert restarts == seen
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("gmx mdrun -deffnm prod -c out.gro", "gromacs"),
+        ("pmemd -O -i mdin -c inpcrd", "amber"),
+        ("snakemake -c 1", "snakemake"),
+    ],
+)
+def test_an_option_of_the_program_is_no_text_for_a_shell(
+    tmp_path: Path, command: str, name: str
+) -> None:
+    this = work(tmp_path, *command.split())
+    recipe = matching(SHIPPED.values(), this) or untried(SHIPPED.values(), this)
+    assert recipe is not None
+    assert name == recipe.name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gmx mdrun -deffnm nvt; gmx mdrun -deffnm prod",
+        "gmx mdrun -deffnm nvt && /opt/bin/gmx_mpi mdrun -deffnm prod > out",
+        "for i in nvt prod; do gmx mdrun -deffnm $i; done",
+        "for i in nvt prod; do gmx grompp -o $i; gmx mdrun -deffnm $i; done",
+        "while ! test -e end; do true; gmx mdrun -deffnm prod; done",
+    ],
+)
+def test_several_calls_are_not_judged_by_the_first(tmp_path: Path, text: str) -> None:
+    """The end of the first would be taken for the end of all."""
+    this = work(tmp_path, "bash", "-c", text)
+    said = Application(SHIPPED["gromacs"]).probe(this)
+    assert said is not None and said.startswith("several calls of gmx mdrun: ")
+    assert "then:" in said
+    choice = choose(this, recipes=SHIPPED.values())
+    assert said == dict(choice.rejected)["gromacs"]
+    with pytest.raises(SpecError, match="recipe gromacs: several calls"):
+        choose(this, recipes=SHIPPED.values(), recipe="gromacs")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gmx grompp -o prod.tpr; gmx mdrun -deffnm prod; gmx energy",
+        "for i in a b; do gmx grompp -o $i; done; gmx mdrun -deffnm prod",
+        "if test -e a; then gmx mdrun -deffnm prod; fi; for i in x; do cat $i; done",
+    ],
+)
+def test_one_call_among_others_is_taken(tmp_path: Path, text: str) -> None:
+    assert None is Application(SHIPPED["gromacs"]).probe(work(tmp_path, "bash", "-c", text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cd sim && gmx mdrun -deffnm prod",
+        "set -e\ncd 'sim'\nexport A=1\ngmx mdrun -deffnm prod",
+        "if cd -P sim; then gmx mdrun; fi",
+        "pushd $HOME; gmx mdrun",
+        "cd; gmx mdrun",
+        "cd $UNKNOWN && gmx mdrun",
+    ],
+)
+def test_a_command_that_goes_elsewhere_is_refused(tmp_path: Path, text: str) -> None:
+    """Its restart files would be looked for here, and every link begin at 0."""
+    (tmp_path / "sim").mkdir()
+    this = replace(work(tmp_path, "bash", "-c", text), environ={"HOME": "/"})
+    said = Application(SHIPPED["gromacs"]).probe(this)
+    assert said is not None and "submit from that directory" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cd . && gmx mdrun", 'cd "$HERE"; gmx mdrun', "gmx mdrun && cd sim", "echo cd; gmx mdrun"],
+)
+def test_a_command_that_stays_is_taken(tmp_path: Path, text: str) -> None:
+    this = replace(work(tmp_path, "bash", "-c", text), environ={"HERE": str(tmp_path)})
+    assert None is Application(SHIPPED["gromacs"]).probe(this)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +369,66 @@ def test_what_a_recipe_cannot_read_from_the_command_is_a_reason_to_look_further(
     choice = choose(this, recipes=SHIPPED.values())
     assert "lammps" in dict(choice.rejected)
     assert "does not show {a}" in dict(choice.rejected)["lammps"]
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("read_data a\n", False),
+        ("read_restart equil.rst\n", False),
+        ("read_data a\n# read_restart ${restart}\n", False),
+        ("read_data a\nwrite_restart ${restart}\n", False),
+        (READS, True),
+        ("jump SELF ${mode}\nlabel resume\n  read_restart  ${dir}/${restart} # here\n", True),
+    ],
+)
+def test_a_script_of_lammps_has_to_read_the_file_it_is_given(
+    tmp_path: Path, text: str, taken: bool
+) -> None:
+    """One that does not would begin at 0 in every link."""
+    (tmp_path / "in.x").write_text(f"{text}restart 100 ck.a ck.b\nrun 500 upto\n")
+    for command in ("lmp -in in.x", "mpirun lmp -log l < in.x"):
+        this = work(tmp_path, "bash", "-c", command)
+        choice = choose(this, recipes=SHIPPED.values())
+        if taken:
+            assert "lammps" == choice.chosen
+            continue
+        assert "lammps" not in [entry["name"] for entry in choice.entries]
+        said = dict(choice.rejected)["lammps"]
+        assert "every link would begin anew" in said and "read_restart ${restart}" in said
+        with pytest.raises(SpecError, match="every link would begin anew"):
+            choose(this, recipes=SHIPPED.values(), recipe="lammps")
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "own"),
+    [
+        ("./a /scratch/hpc_ckpt_runs/sim", "", False),
+        ("./a --out=/scratch/hpc_ckpt/sim hpc_ckpt", "", False),
+        ("bash -c 'cd /scratch/hpc_ckpt && ./a HPC_CKPT_runs'", "", False),
+        ("python -m hpc_ckpt_like.train", "", False),
+        ("python s.py", "OUT = '/scratch/hpc_ckpt/runs'\n# import hpc_ckpt\n", False),
+        ("python s.py", "import hpc_ckpt_like\n", False),
+        ("python s.py", "from hpc_ckpt import Checkpointer\n", True),
+        ("python s.py", "try:\n    import torch, hpc_ckpt as h\n", True),
+        ("bash -c 'cd . && python s.py'", "import hpc_ckpt.integrations\n", True),
+        ("python -m s", "x = 1; from hpc_ckpt.integrations import lightning\n", True),
+        ("python s.py", "ckpt = import_module('hpc_ckpt')\n", True),
+        ("python -c 'import sys; import hpc_ckpt'", "", True),
+        ("python -u -m hpc_ckpt.examples", "", True),
+        ("bash -c 'srun python -m hpc_ckpt.examples'", "", True),
+        ("bash -c './a; test -e $HPC_CKPT_NOTICE && exit 75'", "", True),
+        ("bash -c '[ $HPC_CKPT_GENERATION = 2 ] || ./a'", "", True),
+        ("bash -c './a --until \"$HPC_CKPT_NOTICE\"'", "", True),
+    ],
+)
+def test_only_what_uses_the_package_is_left_to_itself(
+    tmp_path: Path, command: str, script: str, own: bool
+) -> None:
+    """Taken for one that saves for itself, a program would never be saved."""
+    (tmp_path / "s.py").write_text(script)
+    this = work(tmp_path, *shlex.split(command))
+    assert own is (choose(this, recipes=SHIPPED.values()).chosen == "model")
 
 
 def test_a_recipe_that_was_not_asked_for_has_others_behind_it(tmp_path: Path) -> None:
