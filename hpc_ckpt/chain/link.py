@@ -233,7 +233,8 @@ class LinkRunner:
             code = self._wait_for(child)
         finally:
             step.kill(child)  # does nothing once it has ended; never leaves it behind
-        if code != EXIT_COMPLETE or self._terminated:
+        unsaid = self._rundir.outcome(self._generation) is None
+        if code != EXIT_COMPLETE or self._terminated or unsaid:
             self._clock.look_again()  # it may have left sooner than anybody asked
         return judge(self._rundir, self._generation, code, self._clock.seen, logs), code
 
