@@ -40,10 +40,15 @@ def budget_spent(rundir: RunDir, last: int, orders: Orders) -> str | None:
     return _spent(past_links(rundir, after, last), last - after, orders.budget)
 
 
-def links_left(rundir: RunDir, generation: int, orders: Orders) -> int:
-    """How many may follow link `generation`, which is under way."""
-    links = past_links(rundir, orders.after_generation, generation - 1)
-    return orders.budget.links - len(_counted(links)) - 1
+def links_left(rundir: RunDir, generation: int, orders: Orders, seen: Cause | None = None) -> int:
+    """How many may follow link `generation`; under way it counts, unless what the scheduler
+    was seen to do to it does not, and one that never began does not count either."""
+    links = past_links(rundir, orders.after_generation, generation)
+    own = next((link for link in links if link.generation == generation), None)
+    counted = len(_counted(links))
+    if own is not None and own.cause is None and (seen is None or seen not in _NOT_COUNTED):
+        counted += 1
+    return orders.budget.links - counted
 
 
 def seconds_left(rundir: RunDir, generation: int, orders: Orders) -> float | None:

@@ -79,7 +79,7 @@ class LinkRunner:
             self._rundir,
             self._orders,
             self._ledger,
-            lambda: links_left(self._rundir, generation, self._orders),
+            self._links_left,
         )
         self._clock = Clockwork(self._rundir, self._orders, self._backend, self._ledger, generation)
         self._step_from = 0
@@ -116,6 +116,10 @@ class LinkRunner:
         if self._goes_on:
             self._succession.go_on()
         return code
+
+    def _links_left(self) -> int:
+        seen = None if self._clock.seen is None else self._clock.seen.cause
+        return links_left(self._rundir, self._generation, self._orders, seen)
 
     # ── before ────────────────────────────────────────────────────────────────────────────
     def _is_over(self) -> bool:
