@@ -321,11 +321,12 @@ class LinkRunner:
             self._ledger.emit(Event.CHAIN_DONE, step=None if done is None else done.step)
             self._end_succession()
             return
+        # First: two failures on a host that is now excluded say little of the program.
+        avoid_bad_hosts(
+            self._rundir, self._generation, self._orders, self._succession, self._ledger
+        )
         reason = reason_to_stop(self._rundir, self._generation, self._orders)
         if reason is None:
-            avoid_bad_hosts(
-                self._rundir, self._generation, self._orders, self._succession, self._ledger
-            )
             self._goes_on = True
             return
         failed = verdict.result is Result.FAILED
