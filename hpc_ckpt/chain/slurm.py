@@ -38,6 +38,8 @@ _NEVER_BEGINS = re.compile(
 """Why a job is pending that nobody but a person brings into motion."""
 
 Runner = Callable[[Sequence[str]], str]
+CallFailed = subprocess.SubprocessError
+"""How a Slurm command fails that another library has called."""
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
