@@ -6,13 +6,14 @@ Reads the ledgers through past.py, starts nothing. Standard library only.
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from ..rundir import RunDir
 from ..units import format_duration
 from .backend import Cause
 from .orders import HALT, RETRY, Budget, Orders
-from .past import PastLink, past_links
+from .past import PastLink, hosts_excluded, past_links
 
 STARTS_PER_LINK = 10
 _NOT_COUNTED = frozenset({Cause.PREEMPTED, Cause.REQUEUED, Cause.NODE_FAILURE, Cause.LOST, None})
@@ -29,7 +30,7 @@ def reason_to_stop(rundir: RunDir, generation: int, orders: Orders) -> str | Non
     links = past_links(rundir, orders.after_generation, generation)
     return (
         _by_reaction(links, orders)
-        or no_progress(links)
+        or no_progress(links, hosts_excluded(rundir))
         or _spent(links, generation - orders.after_generation, orders.budget)
     )
 
@@ -40,10 +41,15 @@ def budget_spent(rundir: RunDir, last: int, orders: Orders) -> str | None:
     return _spent(past_links(rundir, after, last), last - after, orders.budget)
 
 
-def links_left(rundir: RunDir, generation: int, orders: Orders) -> int:
-    """How many may follow link `generation`, which is under way."""
-    links = past_links(rundir, orders.after_generation, generation - 1)
-    return orders.budget.links - len(_counted(links)) - 1
+def links_left(rundir: RunDir, generation: int, orders: Orders, seen: Cause | None = None) -> int:
+    """How many may follow link `generation`; under way it counts, unless what the scheduler
+    was seen to do to it does not, and one that never began does not count either."""
+    links = past_links(rundir, orders.after_generation, generation)
+    own = next((link for link in links if link.generation == generation), None)
+    counted = len(_counted(links))
+    if own is not None and own.cause is None and (seen is None or seen not in _NOT_COUNTED):
+        counted += 1
+    return orders.budget.links - counted
 
 
 def seconds_left(rundir: RunDir, generation: int, orders: Orders) -> float | None:
@@ -71,12 +77,20 @@ def _by_reaction(links: Sequence[PastLink], orders: Orders) -> str | None:
     return None
 
 
-def no_progress(links: Sequence[PastLink]) -> str | None:
-    """Twice running, among the links that say anything about the program."""
+def no_progress(links: Sequence[PastLink], excluded: Sequence[str] = ()) -> str | None:
+    """Twice running, among the links that say anything about the program.
+
+    Two on one host that is now excluded are one: the next link shows whether it was the host.
+    """
     if not links or links[-1].progress is not False:
         return None
-    told = [link.progress for link in links if link.progress is not None]
-    return "no progress in two links running" if told[-2:] == [False, False] else None
+    told = [link for link in links if link.progress is not None]
+    stuck = list(itertools.takewhile(lambda link: link.progress is False, reversed(told)))
+    hosts = {link.host for link in stuck}
+    by_the_host = len(stuck) == 2 and len(hosts) == 1 and hosts <= set(excluded)
+    if len(stuck) < 2 or by_the_host:
+        return None
+    return "no progress in two links running"
 
 
 def _spent(links: Sequence[PastLink], starts: int, budget: Budget) -> str | None:

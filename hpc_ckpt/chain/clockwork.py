@@ -20,6 +20,7 @@ from .backend import Backend, Cause, JobRecord, Queued
 from .budget import seconds_left
 from .evidence import Finding
 from .orders import Orders
+from .patience import Unseen
 
 log = logging.getLogger("hpc_ckpt.link")
 
@@ -58,6 +59,7 @@ class Clockwork:
         self._started = time.time()
         self._save_s: float | None = None
         self._measure_at = 0.0
+        self._unseen = Unseen()
 
     def begin(self) -> None:
         self._started = time.time()
@@ -138,8 +140,9 @@ class Clockwork:
     # ── while it runs ─────────────────────────────────────────────────────────────────────
     def tick(self) -> None:
         """Once a second."""
-        if self._rundir.notice_file(self._generation).exists():
-            self.ask_once("notice")
+        with self._unseen:
+            if self._rundir.notice_file(self._generation).exists():
+                self.ask_once("notice")
         if self._backstop_pending and self._rundir.outcome(self._generation) is not None:
             self._backstop_pending = False  # it has saved and is on its way out
         if self._backstop_pending and self._time_is_short():
@@ -183,7 +186,8 @@ class Clockwork:
         """Seconds of this link's slowest save, as the runtime recorded it; read now and then."""
         if time.monotonic() >= self._measure_at:
             self._measure_at = time.monotonic() + MEASURE_EVERY_S
-            self._save_s = self._slowest_save()
+            with self._unseen:
+                self._save_s = self._slowest_save()
         return self._save_s
 
     def _slowest_save(self) -> float | None:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from .evidence import Finding, last_lines, tail
 from .local import LocalBackend
 from .lookback import avoid_bad_hosts, cancelled_unseen, explain_last
 from .orders import HALT, Orders
+from .patience import ToldToStop, Unseen, by_storage, patiently, sleep_unless_told
 from .succession import succession
 from .sweep import all_over, member_root
 from .verdict import Logs, Verdict, judge
@@ -46,13 +48,6 @@ log = logging.getLogger("hpc_ckpt.link")
 WAKE_EVERY_S = 1.0
 PREPARE_EVERY_S = 60.0
 LEASE_SLACK_S = 30.0
-STORAGE_RETRY_S = 30.0
-STORAGE_PATIENCE_S = 900.0
-"""Then the token is given up; with 20 of them somebody has five hours to make room."""
-
-
-class _ToldToStop(Exception):
-    """A signal came before the lease was taken."""
 
 
 class LinkRunner:
@@ -79,43 +74,63 @@ class LinkRunner:
             self._rundir,
             self._orders,
             self._ledger,
-            lambda: links_left(self._rundir, generation, self._orders),
+            self._links_left,
         )
         self._clock = Clockwork(self._rundir, self._orders, self._backend, self._ledger, generation)
         self._step_from = 0
         self._terminated = False
         self._goes_on = False
         self._prepare_at = 0.0
+        self._unseen = Unseen()
 
     def run(self) -> int:
         """Exit code of the batch job: 0 unless the program failed."""
         if self._is_over():
             return EXIT_COMPLETE
         try:
-            taken = self._take_lease()
-        except _ToldToStop:
+            taken = patiently(self._acquire)
+        except ToldToStop:
             log.info("told to stop while waiting for the lease; nothing was started")
             if not self._halt_if_cancelled():
                 self._succession.go_on()
             return EXIT_COMPLETE
         except (RootError, OSError) as error:
-            if _by_storage(error):
+            if by_storage(error):
                 self._succession.go_on()  # a later one may find it better
             raise
         self._enter(taken.generation)
-        if self._orders.phases_left or self._rundir.is_entering_phase():
-            phases.catch_up(self._rundir, self._orders.phases_left, taken.generation)
-            self._orders = Orders.read(self._rundir)
         try:
-            # The one before may have finished the work, or ended the chain, meanwhile.
-            if self._is_over() or self._ends_with_the_last():
-                return EXIT_COMPLETE
-            code = self._run_link()
-        finally:
-            taken.release()
+            try:
+                code = self._run_with_lease()
+            finally:
+                taken.release()
+        except Exception:
+            self._go_on_unless_over()
+            raise
         if self._goes_on:
             self._succession.go_on()
         return code
+
+    def _run_with_lease(self) -> int:
+        if self._orders.phases_left or self._rundir.is_entering_phase():
+            phases.catch_up(self._rundir, self._orders.phases_left, self._generation)
+            self._orders = Orders.read(self._rundir)
+        # The one before may have finished the work, or ended the chain, meanwhile.
+        if self._is_over() or self._ends_with_the_last():
+            return EXIT_COMPLETE
+        return self._run_link()
+
+    def _go_on_unless_over(self) -> None:
+        """Whatever went wrong here, a later link may find it better."""
+        try:
+            if self._why_over() is None:
+                self._succession.go_on()
+        except OSError as error:
+            log.warning("nothing is known to follow this link: %s", error)
+
+    def _links_left(self) -> int:
+        seen = None if self._clock.seen is None else self._clock.seen.cause
+        return links_left(self._rundir, self._generation, self._orders, seen)
 
     # ── before ────────────────────────────────────────────────────────────────────────────
     def _is_over(self) -> bool:
@@ -145,30 +160,13 @@ class LinkRunner:
             return True
         return False
 
-    def _take_lease(self) -> lease.Lease:
-        """A file system that is full or away for a while costs waiting, not the whole array."""
-        end = time.monotonic() + STORAGE_PATIENCE_S
-        while True:
-            try:
-                return self._acquire()
-            except (RootError, OSError) as error:
-                if not _by_storage(error) or time.monotonic() >= end:
-                    raise
-                log.warning("%s; tried again in %g s", error, STORAGE_RETRY_S)
-                self._sleep_unless_told(STORAGE_RETRY_S)
-
     def _acquire(self) -> lease.Lease:
         waiting = lease.Waiting(
             probe=self._backend.probe,
             limit_s=self._backend.kill_wait_s + LEASE_SLACK_S,
-            sleep=self._sleep_unless_told,
+            sleep=sleep_unless_told,
         )
         return lease.acquire(self._rundir, self._backend.holder(), waiting)
-
-    def _sleep_unless_told(self, seconds: float) -> None:
-        received = signal.sigtimedwait(self._watched, seconds)
-        if received is not None and received.si_signo == signal.SIGTERM:
-            raise _ToldToStop
 
     def _ends_with_the_last(self) -> bool:
         """Whether a link that could not say so itself was the last one."""
@@ -233,7 +231,8 @@ class LinkRunner:
             code = self._wait_for(child)
         finally:
             step.kill(child)  # does nothing once it has ended; never leaves it behind
-        if code != EXIT_COMPLETE or self._terminated:
+        unsaid = self._rundir.outcome(self._generation) is None
+        if code != EXIT_COMPLETE or self._terminated or unsaid:
             self._clock.look_again()  # it may have left sooner than anybody asked
         return judge(self._rundir, self._generation, code, self._clock.seen, logs), code
 
@@ -249,7 +248,8 @@ class LinkRunner:
         while True:
             received = signal.sigtimedwait(self._watched, WAKE_EVERY_S)
             if received is not None and received.si_signo != signal.SIGCHLD:
-                self._on_signal(signal.Signals(received.si_signo))
+                with self._unseen:
+                    self._on_signal(signal.Signals(received.si_signo))
             code = child.poll()
             if code is not None:
                 return code
@@ -273,8 +273,10 @@ class LinkRunner:
             self._succession.go_on()
 
     def _look_around(self, child: subprocess.Popen[bytes]) -> None:
-        self._see_to_succession()
-        self._clock.tick()
+        with self._unseen:
+            self._see_to_succession()
+        with self._unseen:
+            self._clock.tick()
         dropped = logcap.cut(self._rundir.log_file(self._generation), self._orders.log_limit)
         if dropped:
             self._ledger.emit(Event.LOG_CUT, bytes=dropped)
@@ -319,11 +321,12 @@ class LinkRunner:
             self._ledger.emit(Event.CHAIN_DONE, step=None if done is None else done.step)
             self._end_succession()
             return
+        # First: two failures on a host that is now excluded say little of the program.
+        avoid_bad_hosts(
+            self._rundir, self._generation, self._orders, self._succession, self._ledger
+        )
         reason = reason_to_stop(self._rundir, self._generation, self._orders)
         if reason is None:
-            avoid_bad_hosts(
-                self._rundir, self._generation, self._orders, self._succession, self._ledger
-            )
             self._goes_on = True
             return
         failed = verdict.result is Result.FAILED
@@ -363,10 +366,6 @@ class LinkRunner:
         return f"{format_duration(max(0.0, self._clock.deadline - time.time()))} left"
 
 
-def _by_storage(error: Exception) -> bool:
-    return isinstance(error, OSError) or isinstance(error.__cause__, OSError)
-
-
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="hpc_ckpt.chain.link", description="Run one link.")
     parser.add_argument("--root", required=True, type=Path)
@@ -383,6 +382,11 @@ def _backend(arguments: argparse.Namespace, orders: Orders) -> Backend:
     return LocalBackend(end_file=arguments.end_file, kill_wait_s=orders.kill_wait_s)
 
 
+def _read(root: Path, member: int | None) -> tuple[RunDir, Orders]:
+    rundir = RunDir(root if member is None else member_root(root, member))
+    return rundir, Orders.read(rundir)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     # First of all: a signal that comes before anybody waits for it must stay pending.
     signal.pthread_sigmask(
@@ -391,12 +395,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="hpc-ckpt: %(message)s", stream=sys.stderr)
     arguments = _parse(argv)
     try:
-        member = arguments.member
-        root = arguments.root if member is None else member_root(arguments.root, member)
-        rundir = RunDir(root)
-        orders = Orders.read(rundir)
+        rundir, orders = patiently(partial(_read, arguments.root, arguments.member))
         signal.pthread_sigmask(signal.SIG_BLOCK, {orders.signal})
         return LinkRunner(rundir, orders, _backend(arguments, orders), told=arguments.told).run()
+    except ToldToStop:
+        log.warning("told to stop while waiting for storage; nothing was started")
+        return EXIT_FAILED
     except HpcCkptError as error:
         log.error("%s", error)  # noqa: TRY400 - the message is the whole story
         return error.exit_code

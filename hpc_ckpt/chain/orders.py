@@ -14,6 +14,7 @@ from ..rundir import RunDir, phase_of
 from ..settings import parse_signal
 from ..units import parse_duration, parse_size
 from .backend import Cause
+from .patience import why_unread
 
 CONTINUE, RETRY, HALT = "continue", "retry", "halt"
 _REACTION_KEYS = {
@@ -118,7 +119,8 @@ class Orders:
     def read(cls, rundir: RunDir) -> Orders:
         record = rundir.chain()
         if record is None:
-            raise SpecError(f"{rundir.chain_file}: missing or not JSON; submit the chain again")
+            message = f"{rundir.chain_file}: missing or not JSON; submit the chain again"
+            raise SpecError(message) from why_unread(rundir.chain_file)
         try:
             return cls._from_record(rundir, record)
         except (KeyError, TypeError, ValueError) as error:

@@ -31,7 +31,15 @@ _AWAY = (
     "zero bytes", "no answer", "connect failure", "slurmctld is not",
 )  # fmt: skip
 
+_NEVER_BEGINS = re.compile(
+    r"JobHeld(?:Admin|User)|JobHoldMaxRequeue|requeued[ _]held|DependencyNeverSatisfied",
+    re.IGNORECASE,
+)
+"""Why a job is pending that nobody but a person brings into motion."""
+
 Runner = Callable[[Sequence[str]], str]
+CallFailed = subprocess.SubprocessError
+"""How a Slurm command fails that another library has called."""
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -103,6 +111,12 @@ def parse_submitted(text: str) -> str:
     if match is None:
         raise SchedulerError(["sbatch"], 0, f"could not make sense of its answer {text!r}")
     return match[1]
+
+
+def parse_pending(text: str) -> list[str]:
+    """From `squeue --format="%i %r"`: the ids, but not of what waits for ever."""
+    lines = (line.strip().partition(" ") for line in text.splitlines() if line.strip())
+    return [job for job, _, reason in lines if not _NEVER_BEGINS.search(reason)]
 
 
 def job_record(record: Mapping[str, str], restarts_before: int) -> JobRecord:
@@ -204,17 +218,18 @@ def live_jobs(job_ids: Sequence[str], run: Runner = run_command) -> list[str]:
 
 
 def pending(job_ids: Sequence[str], run: Runner = run_command) -> list[str]:
-    """Members of these jobs that have not begun, as 812_3 or 815; one squeue for all."""
+    """Members of these jobs that will begin, as 812_3 or 815; one squeue for all."""
     if not job_ids:
         return []
     wanted = f"--jobs={','.join(job_ids)}"
     try:
-        text = run(["squeue", "--noheader", "--array", "--states=PENDING", "--format=%i", wanted])
+        states = ("--states=PENDING", "--format=%i %r")
+        text = run(["squeue", "--noheader", "--array", *states, wanted])
     except SchedulerError as error:
         if not is_forgotten(error):
             raise
         return [] if len(job_ids) == 1 else [j for i in job_ids for j in pending([i], run)]
-    return text.split()
+    return parse_pending(text)
 
 
 def cancel_pending(job_id: str, run: Runner = run_command) -> None:

@@ -76,8 +76,10 @@ class Successors(_OnSlurm):
     def _lacking(self) -> str | None:
         """Why nothing is known to follow; None: it does, or all that can be said has been."""
         left = self.links_left()
+        if left <= 0:
+            return None  # not settled: a link that ends in a way that does not count leaves one
         try:
-            if left > 0 and not self._pending():
+            if not self._pending():
                 self._follow(left)
         except SchedulerError as error:
             log.warning("nothing is known to follow this link: %s", error.stderr)

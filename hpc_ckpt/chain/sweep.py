@@ -24,6 +24,7 @@ from ..errors import RootError, SpecError
 from ..rundir import RunDir
 from .ledger import State, is_gone
 from .past import jobs_beside_sweep
+from .patience import why_unread
 
 SWEEP_FILE = "sweep.json"
 
@@ -72,7 +73,8 @@ def read_sweep(root: str | os.PathLike[str]) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise RootError(Path(root), f"its {SWEEP_FILE} cannot be read: {error}") from None
+        cause = error if isinstance(error, OSError) else None
+        raise RootError(Path(root), f"its {SWEEP_FILE} cannot be read: {error}") from cause
     if not isinstance(record, dict) or not isinstance(record.get("members"), list):
         raise RootError(Path(root), f"its {SWEEP_FILE} is not a sweep's")
     return record
@@ -90,7 +92,8 @@ def member_root(root: Path, index: int) -> Path:
     """The run directory of the member with that array index."""
     found = [member.rundir.root for member in members(root) if member.index == index]
     if not found:
-        raise SpecError(f"{root / SWEEP_FILE}: no member {index}; submit the sweep again")
+        message = f"{root / SWEEP_FILE}: no member {index}; submit the sweep again"
+        raise SpecError(message) from why_unread(root / SWEEP_FILE)
     return found[0]
 
 

@@ -8,6 +8,7 @@ what happens in one link in tasklink.py. The only room besides submit.py that kn
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import os
 import re
@@ -32,14 +33,18 @@ from ..lease import Holder
 from ..rundir import RunDir
 from ..settings import parse_signal, unknown_key
 from ..units import format_duration, parse_duration
+from . import slurm
 from .allocation import SlurmBackend
 from .backend import Cause, JobRecord
 from .local import Command, LocalBackend
 from .plan import SIGNAL_SLACK_S
 from .site import Site, directive, queue, refuse_if_live, scrubbed, setup_lines
 from .spec import locate
+from .succession import AWAY_PATIENCE_S, AWAY_RETRY_S
 from .tasklink import Job, TaskLink
 from .work import Call, Work
+
+log = logging.getLogger("hpc_ckpt.link")
 
 FOREVER = 10**9
 """Time-outs for submitit to count, which takes every end of a short job for one."""
@@ -365,9 +370,32 @@ def _requeue(
             return 1  # Slurm was faster
         if cause is Cause.PREEMPTED:
             time.sleep(LONGEST_GRACE_S)  # Slurm brings it back, but only if it is still there
+        if isinstance(error, slurm.CallFailed):
+            return _requeue_patiently(environment.job_id)
         command = ["scontrol", "requeue", environment.job_id]
         raise SchedulerError(command, 1, f"the work is saved, but {error}") from error
     raise SchedulerError(["scontrol"], 1, "submitit did not put the job back into the queue")
+
+
+def _requeue_patiently(
+    job: str,
+    run: slurm.Runner = slurm.run_command,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """What submitit asked for in vain, while this allocation lasts: it has written the rest."""
+    end = clock() + AWAY_PATIENCE_S
+    while True:
+        try:
+            slurm.requeue(job, run)
+        except SchedulerError as error:
+            if not slurm.is_away(error) or clock() >= end:
+                said = f"the work is saved, but {error.stderr.strip()}"
+                raise SchedulerError(["scontrol", "requeue", job], 1, said) from error
+            log.warning("%s; tried again while this allocation lasts", error.stderr.strip())
+            sleep(AWAY_RETRY_S)
+        else:
+            return 1
 
 
 def _local_end() -> float | None:

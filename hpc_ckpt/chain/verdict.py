@@ -32,6 +32,17 @@ _NOT_ITS_FAULT = frozenset(
 )
 """Ends that say nothing about whether the program makes progress."""
 
+_ENDED_BY_SLURM = frozenset(
+    {
+        Cause.PREEMPTED,
+        Cause.REQUEUED,
+        Cause.NODE_FAILURE,
+        Cause.TIME_LIMIT,
+        Cause.CANCELLED,
+    }
+)
+"""Of a command that was ended so, srun may return 0 all the same."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -138,6 +149,13 @@ def _judge_by_code(rundir: RunDir, generation: int, code: int, seen: Cause | Non
         # It always leaves an outcome: this one was killed behind something that returned 0.
         reason = "the command returned 0, but the program inside it ended without a word"
         return Verdict(Result.FAILED, seen or Cause.KILLED, reason)
+    if code == EXIT_COMPLETE and seen is not None and seen in _ENDED_BY_SLURM:
+        reason = f"the command returned 0, but it was ended: {seen.value}"
+        return Verdict(Result.FAILED, seen, reason)
+    if code == EXIT_COMPLETE and _earlier_used_checkpointer(rundir, generation):
+        # Something like a last `echo finished` hides that the program did not get that far.
+        reason = "the command returned 0, but it did not go on from its checkpoints"
+        return Verdict(Result.FAILED, seen or Cause.CRASHED, reason)
     if code == EXIT_COMPLETE:
         if rundir.done() is None:
             rundir.write_done(Done(generation, None))
@@ -152,9 +170,15 @@ def _judge_by_code(rundir: RunDir, generation: int, code: int, seen: Cause | Non
 
 
 def _used_checkpointer(rundir: RunDir, generation: int) -> bool:
-    """This link's present command: what an earlier one wrote is older than its phase."""
+    """By that link's present command: what an earlier one wrote is older than its phase."""
     begun = _modified(rundir.phase_file)
     return any(_modified(p) > begun for p in rundir.events.glob(f"{generation:08d}-*.jsonl"))
+
+
+def _earlier_used_checkpointer(rundir: RunDir, generation: int) -> bool:
+    """Whether an earlier link of the present command committed checkpoints that are there."""
+    links = {key.generation for key in rundir.committed() if key.generation < generation}
+    return any(_used_checkpointer(rundir, link) for link in links)
 
 
 def _modified(path: Path) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -58,7 +59,7 @@ def adopt(
     _show(adopted, script, text, body, plan)
     if submit and not yes:
         _ask(adopted)
-    made = _write(wishes)
+    made = _write(wishes, _mode(script))
     if submit:
         try:
             _submit(loaded, plan)
@@ -186,15 +187,23 @@ def _ask(adopted: Adopted) -> None:
         raise typer.Exit(1)
 
 
-def _write(wishes: Mapping[Path, str]) -> list[Path]:
-    """The files that were not there before."""
+def _mode(script: Path) -> int:
+    """What is made of a script is for the same people to read: it may have secrets in it."""
+    try:
+        return stat.S_IMODE(script.stat().st_mode) & 0o777 | stat.S_IRUSR
+    except OSError as error:
+        raise SpecError(f"{script}: {error.strerror}") from None
+
+
+def _write(wishes: Mapping[Path, str], mode: int) -> list[Path]:
+    """The files that were not there before; a spec is not to be executed."""
     from .. import fsio
 
     made = [path for path in wishes if not os.path.lexists(path)]
     for path, text in wishes.items():
         try:
             fsio.write_atomic(path, text.encode())
-            path.chmod(0o644)
+            path.chmod(mode if path.suffix == ".sh" else mode & 0o666)
         except OSError as error:
             raise SpecError(f"{path}: {error.strerror}") from None
         print(f"wrote {path}")

@@ -176,3 +176,15 @@ def test_a_script_that_is_not_there(cli: Cli) -> None:
     """One line as well."""
     done = cli("adopt", "none.sbatch")
     assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
+
+
+@pytest.mark.parametrize(("mode", "of_spec"), [(0o600, 0o600), (0o750, 0o640)])
+def test_what_is_written_is_for_those_who_may_read_the_script(
+    cli: Cli, work: Path, mode: int, of_spec: int
+) -> None:
+    """It may have a password in it."""
+    (work / "jobs" / "count.sbatch").chmod(mode)
+    done = cli("adopt", "jobs/count.sbatch", "-o", "count.yaml")
+    assert 0 == done.returncode, done.stderr
+    assert mode == (work / "count.chain.sh").stat().st_mode & 0o777
+    assert of_spec == (work / "count.yaml").stat().st_mode & 0o777

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 from hpc_ckpt import events
+from hpc_ckpt.chain.backend import Cause
+from hpc_ckpt.chain.link import LinkRunner
+from hpc_ckpt.chain.local import LocalBackend
 from hpc_ckpt.chain.lookback import avoid_bad_hosts
 from hpc_ckpt.chain.orders import Orders
 from hpc_ckpt.chain.past import hosts_excluded
 from hpc_ckpt.chain.succession import InOneProcess
-from hpc_ckpt.events import EventLog
-from hpc_ckpt.rundir import RunDir
+from hpc_ckpt.chain.verdict import Verdict
+from hpc_ckpt.events import Event, EventLog
+from hpc_ckpt.rundir import Result, RunDir
 
 
 class Avoiding(InOneProcess):
@@ -77,3 +81,47 @@ def test_what_could_not_be_excluded_is_tried_again(rundir: RunDir) -> None:
     assert [] == list(events.read(rundir.ledger_file(6)))
     look_back(rundir, succession)
     assert 2 == len(succession.told)
+
+
+# ── a host or the program ─────────────────────────────────────────────────────────────────
+def ended(tmp_path: Path, *hosts: str) -> tuple[LinkRunner, RunDir]:
+    """A good link on n1, then failed ones on these hosts, the last of which has just ended."""
+    rundir = RunDir(tmp_path / "chain")
+    rundir.create()
+    record = {
+        "argv": ["true"],
+        "cwd": "/",
+        "spec": {"chain": {"max_links": 9}},
+        "profile": {"signal": {"name": "USR1"}, "kill_wait": "5s"},
+    }
+    rundir.chain_file.write_text(json.dumps(record))
+    ends = [("n1", "time limit", True), *((host, "crashed", False) for host in hosts)]
+    for number, (host, cause, progress) in enumerate(ends, 1):
+        runner = LinkRunner(rundir, Orders.read(rundir), LocalBackend(kill_wait_s=5.0))
+        runner._succession = Avoiding()
+        (rundir.lease / f"{number:08d}").write_text("{}")
+        log = EventLog(rundir.ledger_file(number))
+        log.emit(Event.LINK_STARTED, node=host, step=0)
+        log.emit(Event.LINK_ENDED, cause=cause, progress=progress)
+        runner._decide_chain(Verdict(Result.FAILED, Cause.CRASHED, "exit code 1"))
+    return runner, rundir
+
+
+def test_two_failures_on_one_host_exclude_it_before_they_end_the_chain(tmp_path: Path) -> None:
+    """An idle broken node takes one link after the other, while others would do."""
+    runner, rundir = ended(tmp_path, "n2", "n2")
+    assert ["n2"] == hosts_excluded(rundir)
+    assert rundir.halted() is None
+    assert runner._goes_on
+
+
+@pytest.mark.parametrize("then", ["n3", "n2"])
+def test_a_third_failure_ends_it_wherever_that_is(tmp_path: Path, then: str) -> None:
+    """Elsewhere it is the program; on the same host the exclusion did not help."""
+    _, rundir = ended(tmp_path, "n2", "n2", then)
+    assert "no progress in two links running" == rundir.halted()
+
+
+def test_two_failures_on_two_hosts_end_it(tmp_path: Path) -> None:
+    _, rundir = ended(tmp_path, "n2", "n3")
+    assert "no progress in two links running" == rundir.halted()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hpc_ckpt import lease
+from hpc_ckpt.chain.backend import Cause
 from hpc_ckpt.chain.budget import links_left, reason_to_stop, seconds_left
 from hpc_ckpt.chain.orders import Orders
 from hpc_ckpt.chain.past import bad_hosts, past_links
@@ -116,8 +117,22 @@ def test_restarts(past: Past) -> None:
 
 
 def test_links_that_may_follow_the_one_under_way(past: Past) -> None:
-    rundir, orders = past(("time limit", True), ("preempted", True), ("time limit", True))
+    ended = (("time limit", True), ("preempted", True), ("time limit", True))
+    rundir, orders = past(*ended, (None, None))
     assert 9 - 2 - 1 == links_left(rundir, 4, orders)
+    assert 9 - 2 - 1 == links_left(rundir, 4, orders, Cause.TIME_LIMIT)
+
+
+def test_a_link_that_does_not_count_leaves_its_place_to_another(past: Past) -> None:
+    """Once that is seen, or written down; nor does one count that never began."""
+    ended = (("time limit", True), ("time limit", True))
+    rundir, orders = past(*ended, (None, None), max_links=3)
+    assert (0, 1) == (
+        links_left(rundir, 3, orders),
+        links_left(rundir, 3, orders, Cause.PREEMPTED),
+    )
+    rundir, orders = past(*ended, ("preempted", True), max_links=3)
+    assert (1, 1) == (links_left(rundir, 3, orders), links_left(rundir, 4, orders))
 
 
 def test_bad_hosts_are_those_that_failed_last_and_never_all_of_them(past: Past) -> None:

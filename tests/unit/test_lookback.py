@@ -192,3 +192,30 @@ def test_a_chain_that_cannot_go_on_says_so(rundir: RunDir, monkeypatch: pytest.M
     (told,) = rundir.ledger_file(1).read_text().splitlines()
     assert "chain.nothing_follows" in told
     assert "QOSMaxSubmitJobPerUserLimit; submit the chain again" in told
+
+
+def test_the_last_link_of_the_budget_is_followed_if_it_does_not_count(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preempted after it had saved: none was left when it began, and one is now."""
+    site, left = Site(monkeypatch, most=9), [0]
+    follow = site.following(rundir)
+    follow.links_left = lambda: left[0]
+    assert follow.prepare()
+    follow.go_on()
+    assert [] == site.arrays
+    left[0] = 1
+    follow.go_on()
+    assert ["1-1%1"] == site.arrays
+
+
+def test_where_nothing_can_be_submitted_the_last_link_says_so(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow, left = Site(monkeypatch, most=9).following(rundir), [0]
+    follow.orders = replace(follow.orders, may_submit=False)
+    follow.links_left = lambda: left[0]
+    assert follow.prepare()
+    left[0] = 1
+    follow.go_on()
+    assert "chain.nothing_follows" in rundir.ledger_file(1).read_text()

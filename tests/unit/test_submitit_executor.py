@@ -2,7 +2,11 @@
 
 import os
 import stat
+import subprocess
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +15,12 @@ from submitit.core.utils import DelayedSubmission
 
 from hpc_ckpt.chain import site as site_room
 from hpc_ckpt.chain import tasks
+from hpc_ckpt.chain.backend import JobRecord
 from hpc_ckpt.chain.profile import Profile
 from hpc_ckpt.chain.site import Site, directive, scrubbed, setup_lines
+from hpc_ckpt.chain.succession import AWAY_RETRY_S
 from hpc_ckpt.chain.tasks import ChainTask, QueueWatcher, SiteExecutor, executor
-from hpc_ckpt.errors import RootError, SpecError
+from hpc_ckpt.errors import RootError, SchedulerError, SpecError
 from hpc_ckpt.rundir import RunDir
 
 PROFILE: dict[str, Any] = {
@@ -306,3 +312,44 @@ def test_called_directly_it_is_a_plain_call(tmp_path: Path) -> None:
     task = ChainTask(lambda x: x + 1, tmp_path / "run")
     assert 3 == task(2)
     assert RunDir(tmp_path / "run").done() is not None
+
+
+# ── back into the queue ───────────────────────────────────────────────────────────────────
+class Controller:
+    """scontrol, as often away as `answers` say; then it does what it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: str) -> None:
+        self.answers = list(answers)
+        self.asked: list[list[str]] = []
+        self.slept: list[float] = []
+        again = partial(tasks._requeue_patiently, run=self.run, sleep=self.slept.append)
+        monkeypatch.setattr(tasks, "_requeue_patiently", again)
+        monkeypatch.setattr(tasks, "_sweep", lambda _: None)
+
+    def run(self, argv: Sequence[str]) -> str:
+        self.asked.append(list(argv))
+        if self.answers:
+            raise SchedulerError(argv, 1, self.answers.pop(0))
+        return ""
+
+    def requeue(self) -> int:
+        def trigger() -> None:
+            raise subprocess.CalledProcessError(1, ["scontrol", "requeue", "41_2"])
+
+        return tasks._requeue(SimpleNamespace(job_id="41_2"), trigger, JobRecord)  # type: ignore[arg-type] # a double
+
+
+def test_a_controller_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """submitit asks once, and the task would be over."""
+    away = "slurm_requeue error: Unable to contact slurm controller (connect failure)"
+    there = Controller(monkeypatch, away, away)
+    assert 1 == there.requeue()
+    assert [["scontrol", "requeue", "41_2"]] * 3 == there.asked
+    assert [AWAY_RETRY_S] * 2 == there.slept
+
+
+def test_a_requeue_that_is_refused_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Controller(monkeypatch, "Requested operation is presently disabled")
+    with pytest.raises(SchedulerError, match="the work is saved, but Requested operation"):
+        there.requeue()
+    assert [] == there.slept
