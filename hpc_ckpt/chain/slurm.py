@@ -32,10 +32,10 @@ _AWAY = (
 )  # fmt: skip
 
 _NEVER_BEGINS = re.compile(
-    r"JobHeld(?:Admin|User)|JobHoldMaxRequeue|requeued[ _]held|DependencyNeverSatisfied",
+    r"JobHeldAdmin|JobHoldMaxRequeue|requeued[ _]held|DependencyNeverSatisfied",
     re.IGNORECASE,
 )
-"""Why a job is pending that nobody but a person brings into motion."""
+"""Why a job is pending that will never begin by itself. One that its user holds is meant to wait."""
 
 Runner = Callable[[Sequence[str]], str]
 CallFailed = subprocess.SubprocessError

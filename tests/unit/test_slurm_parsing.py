@@ -210,11 +210,12 @@ def test_one_forgotten_job_does_not_hide_the_others() -> None:
 
 
 def test_what_waits_for_ever_is_no_successor() -> None:
-    """Held, or behind something that will never be: a chain that counts on it ends silently."""
+    """Held, but not by its user, or behind something that will never be: a chain that counts on it
+    ends silently."""
     ask = Asked(
         "10_5 JobArrayTaskLimit\n10_6 JobHeldUser\n10_7 JobHeldAdmin\n"
         "10_8 launch failed requeued held\n11 DependencyNeverSatisfied\n12 Dependency\n13\n"
         "14 JobHoldMaxRequeue\n15 None\n"
     )
-    assert ["10_5", "12", "13", "15"] == slurm.pending(["10", "11"], ask)
+    assert ["10_5", "10_6", "12", "13", "15"] == slurm.pending(["10", "11"], ask)
     assert "--format=%i %r" in ask.commands[0]
