@@ -242,7 +242,7 @@ class LinkRunner:
         self._ledger.emit(Event.PHASE_DONE, phase=done, step=self._newest_step())
         phases.complete(self._rundir, done, self._generation)
         self._orders = Orders.read(self._rundir)
-        self._step_from = -1  # a command that is complete is progress, wherever the next one gets to
+        self._step_from = -1  # a complete command is progress, wherever the next one gets
         log.info("command %d is complete; the next one begins", done + 1)
 
     def _wait_for(self, child: subprocess.Popen[bytes]) -> int:

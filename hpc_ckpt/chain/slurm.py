@@ -35,7 +35,7 @@ _NEVER_BEGINS = re.compile(
     r"JobHeldAdmin|JobHoldMaxRequeue|requeued[ _]held|DependencyNeverSatisfied",
     re.IGNORECASE,
 )
-"""Why a job is pending that will never begin by itself. One that its user holds is meant to wait."""
+"""Why a job is pending that never begins by itself. One that its user holds is meant to wait."""
 
 Runner = Callable[[Sequence[str]], str]
 CallFailed = subprocess.SubprocessError
