@@ -104,7 +104,7 @@ class LinkRunner:
                 code = self._run_with_lease()
             finally:
                 taken.release()
-        except Exception:
+        except Exception:  # the chain goes on without this link, then raised again
             self._go_on_unless_over()
             raise
         if self._goes_on:
