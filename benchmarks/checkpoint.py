@@ -40,7 +40,7 @@ RESTORES = (
     {"cached": False, "empty": False},
     {"cached": True, "empty": False},
 )
-ROWS = ("grid", "stolen", "competing", "tiny", "frozen", "resume")
+ROWS = ("grid", "stolen", "competing", "tiny", "frozen", "tiers", "resume")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +221,9 @@ def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
             yield {"kind": "tiny", "name": name, "count": count, "saves": 3}
     if "frozen" in plan.only:
         yield {"kind": "frozen", "name": "hpc_ckpt", "gib": gib, "saves": 3}
+    if "tiers" in plan.only:
+        for shape in Shape:
+            yield {"kind": "tiers", "name": shape.value, "gib": gib, "cut": shape.value, "saves": 3}
     if "resume" in plan.only:
         count = 10**6 if plan.quick else 10**7
         yield {"kind": "resume", "name": "hpc_ckpt", "count": count, "saves": 7}

@@ -12,6 +12,8 @@ from .ours import Background, Urgent
 
 PER_TENSOR_S = 2e-6
 LIMITS = "limits"
+PERIOD = 2
+"""Saves after which what follows a save repeats itself: as many as are kept."""
 Record = dict[str, Any]
 
 
@@ -181,6 +183,17 @@ class Stolen:
             for one in self.results
             for window in one["windows_s"]
         )
+
+    def mean_per_save(self) -> float:
+        """Over whole periods: every second save is read back before an older one goes."""
+        stolen = self.per_save().samples
+        each = len(stolen) // len(self.results)
+        last = [
+            value
+            for number in range(len(self.results))
+            for value in stolen[number * each : (number + 1) * each][-PERIOD * (each // PERIOD) :]
+        ]
+        return statistics.mean(last)
 
     def share(self) -> Spread:
         """Stolen seconds as share of the time the save was under way."""

@@ -21,6 +21,7 @@ MEASURES = {
     "tiny": "tiny.measure",
     "frozen": "frozen.measure",
     "resume": "resume.measure",
+    "tiers": "tiers.measure",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,19 @@ class Events:
 class Run:
     """One stay in a Checkpointer's block."""
 
-    def __init__(self, root: Path, policy: str, tracked: dict[str, Any], keep: int = 1) -> None:
+    def __init__(
+        self,
+        root: Path,
+        policy: str,
+        tracked: dict[str, Any],
+        keep: int = 1,
+        tiers: Sequence[Path] = (),
+    ) -> None:
         self.root = root
         self.events = Events(root)
-        self.ckpt = Checkpointer(root, policy=policy, keep=keep, **tracked)
+        self.ckpt = Checkpointer(
+            root, policy=policy, keep=keep, tiers=list(tiers) or None, **tracked
+        )
         self._saved = 0
         self._idle = root.with_name(f"{root.name}-idle")
         self._make_idle()

@@ -20,6 +20,7 @@ def markdown(machine: dict[str, Any], records: list[Record], targets: list[Targe
     parts = [_machine(machine), _targets(targets)]
     parts += [_cell(grid, cell) for cell in grid.cells()]
     parts += [_stolen_table(records), _competing(records), _tiny(records), _frozen(records)]
+    parts.append(_tiers(records))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -287,3 +288,21 @@ def _frozen(records: list[Record]) -> str:
             ]
         )
     return f"{title}\n\n" + table(["save", "written", "persist", "snapshot and persist"], rows)
+
+
+def _tiers(records: list[Record]) -> str:
+    """Beside the targets: what it costs that a tier may hang."""
+    kept = [one for one in records if one["kind"] == "tiers"]
+    if not kept:
+        return ""
+    rows = []
+    for one in kept:
+        if "result" not in one:
+            rows.append([one["cut"], f"failed: {one['failed']}", NOTHING, NOTHING])
+            continue
+        root, tier = (spread(one["result"][name][1:]) for name in ("root", "tier"))
+        ratio = f"{tier.median / root.median:.2f} ×"
+        rows.append([one["cut"], between(root), between(tier), ratio])
+    title = f"## Restored, cold, out of another tier than the root, {kept[0]['gib']:g} GiB"
+    head = ["shape", "the root, straight into place", "a tier that may hang", "÷ root"]
+    return f"{title}\n\n" + table(head, rows)

@@ -35,7 +35,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 def newest() -> tuple[int, Path] | None:
     """The epoch and the file of the newest model; an empty folder is no model."""
     folder, ending = Path(FILES).parent, Path(FILES).suffix
-    named = {re.sub(r"\D", "", p.name): p for p in folder.glob(f"*{ending}")}
+    named = {re.sub(r".*\D", "", p.stem): p for p in folder.glob(f"*{ending}")}
     found = {int(epoch): path for epoch, path in named.items() if epoch}
     return max(found.items()) if found else None
 

@@ -194,11 +194,8 @@ class Checkpointer:
             return live.boundary.request(reason)
         with live.stalling():
             if wait:
-                live.engine.settle()
-            pending = live.boundary.save(live.place_between(), reason, urgent=wait)
-            if wait:
-                pending.wait()
-        return pending
+                return live.boundary.save_and_wait(live.place_between(), reason)
+            return live.boundary.save(live.place_between(), reason)
 
     def describe(self, **values: Any) -> None:
         """Hyper-parameters and the like, kept with every checkpoint from now on.

@@ -8,14 +8,17 @@ HpcCkptError (1)
 │   └── UnsupportedLoader       a data source whose position cannot be kept exactly
 ├── CheckpointError (1)
 │   ├── CorruptCheckpoint       verify found defects
+│   ├── NewerCheckpoint         sound, but made by a newer version than this one
 │   ├── ManifestError           bytes that are not a manifest, or fields no manifest may have
 │   ├── HeaderError             bytes that are not a shard's header
 │   ├── NoCheckpoint            nothing there to load
 │   ├── BrokenOff               a look at every byte that was not finished
+│   ├── StorageHangs            no save can begin while earlier ones hang; a TimeoutError as well
 │   └── RestoreMismatch         the program's objects do not fit the checkpoint
 ├── Fenced (1)                  a newer generation holds the run directory
 ├── ChainStopped (1)            a chain that must not go on by itself
 └── SchedulerError (1)          a scheduler command failed
+    └── Unanswered              a submission of which nobody knows whether it was carried out
 
 LinkEnded is not in the tree: it is a SystemExit, so that it ends a program which does not
 know about it, and 'except Exception' cannot swallow it.
@@ -88,6 +91,18 @@ class CorruptCheckpoint(CheckpointError):
         return any(getattr(defect, "passing", False) for defect in self.defects)
 
 
+class NewerCheckpoint(CheckpointError):
+    """Made by a newer version than this one: no damage, and nothing to go back behind."""
+
+    def __init__(self, path: Path | None, what: str) -> None:
+        super().__init__(
+            f"{path or 'checkpoint'}: it is not damaged, but made by a newer hpc_ckpt or torch "
+            f"({what}). Upgrade to read it, or move it away to go on without it"
+        )
+        self.path = path
+        self.what = what
+
+
 class ManifestError(CheckpointError):
     """Bytes that are not a manifest, or fields no manifest may have; names the defect."""
 
@@ -102,6 +117,10 @@ class HeaderError(CheckpointError):
 
 class BrokenOff(CheckpointError):
     """Somebody waits: what was being looked at says nothing."""
+
+
+class StorageHangs(CheckpointError, TimeoutError):
+    """No save can begin: earlier ones hang, and keep what it would need."""
 
 
 class NoCheckpoint(CheckpointError):
@@ -153,6 +172,17 @@ class SchedulerError(HpcCkptError):
         self.stderr = stderr.strip()
         how = "did not answer in time" if returncode is None else f"exit code {returncode}"
         super().__init__(f"{command[0]} failed ({how}): {self.stderr or 'it said nothing'}")
+
+
+class Unanswered(SchedulerError):
+    """sbatch did not say what became of a submission, and the queue does not tell either."""
+
+    def __str__(self) -> str:
+        said = " ".join(self.stderr.split()) or "it said nothing"
+        return (
+            f"sbatch did not answer ({said}): whether it has submitted is not known. Submit again "
+            "later: what it may have left in the queue is looked for first"
+        )
 
 
 class LinkEnded(SystemExit):

@@ -22,7 +22,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 PAGE = 4096
@@ -316,10 +316,15 @@ def make_directory(path: str | os.PathLike[str]) -> None:
     for place in reversed(missing):
         place.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         place.chmod(PRIVATE_DIRECTORY)
-    for place in (target, *missing[1:]):
+    sync_names((target, *missing[1:]))
+
+
+def sync_names(paths: Iterable[Path]) -> None:
+    """Make the names of these files and directories survive a crash, each in its parent."""
+    for parent in dict.fromkeys(path.parent for path in paths):
         # A parent that may be passed through but not read (mode 711) is the site's to keep.
         with contextlib.suppress(PermissionError):
-            sync_directory(place.parent)
+            sync_directory(parent)
 
 
 def unique_suffix() -> str:

@@ -60,9 +60,10 @@ Probe = Callable[[Holder], "bool | None"]
 class Lease:
     """The right to publish as one generation."""
 
-    def __init__(self, rundir: RunDir, generation: int) -> None:
+    def __init__(self, rundir: RunDir, generation: int, seat: Path | None = None) -> None:
         self.rundir = rundir
         self.generation = generation
+        self._seat = seat
 
     def check(self) -> None:
         """Raise Fenced if a newer generation exists. Every commit looks here first."""
@@ -70,10 +71,21 @@ class Lease:
         if newest > self.generation:
             raise Fenced(self.generation, newest)
 
-    def release(self) -> None:
-        """Say that this generation publishes nothing more, so that the next need not wait."""
+    def release(self, *, program_left: bool = False) -> None:
+        """Say that this generation publishes nothing more, so that the next need not wait.
+
+        `program_left`: what it started may live all the same; whoever must be alone waits for that.
+        """
         with contextlib.suppress(OSError):  # the next one then asks the scheduler instead
+            if program_left and not released(self.rundir, self.generation):
+                fsio.write_atomic(_left_file(self.rundir, self.generation), b"")
             fsio.write_atomic(_released_file(self.rundir, self.generation), b"")
+
+    def leave(self) -> None:
+        """What join() took: another program of this link may have it."""
+        if self._seat is not None:
+            with contextlib.suppress(OSError):  # the next one sees that its process is gone
+                self._seat.unlink()
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,7 @@ def acquire(rundir: RunDir, holder: Holder, waiting: Waiting) -> Lease:
             last = highest(rundir)
             _wait_for_release(rundir, last, waiting, end)
             try:
-                taken = _link(claim, rundir.lease / f"{last + 1:08d}")
+                taken = _link(claim, file_of(rundir, last + 1))
             except FileNotFoundError:  # swept by somebody who took it for a leftover
                 claim = _write_claim(rundir, holder)
                 continue
@@ -120,6 +132,28 @@ def acquire_standalone(rundir: RunDir) -> Lease:
     return acquire(rundir, Holder.here(), Waiting(probe=refuse, limit_s=math.inf))
 
 
+def join(rundir: RunDir, generation: int) -> Lease:
+    """The lease of a program inside a link, one program at a time: two would publish as one
+    generation, and each restore what the other has saved."""
+    while True:
+        last = max(_seats(rundir, generation), default=0)
+        _refuse_if_seated(rundir, _seat_file(rundir, generation, last))
+        seat = _seat_file(rundir, generation, last + 1)
+        try:
+            if not _linked(rundir, seat):
+                continue
+        except OSError:  # full or read-only: training goes on, and saves where it can
+            return Lease(rundir, generation)
+        joined = Lease(rundir, generation, seat)
+        try:
+            for number in _seats(rundir, generation):  # one that left meanwhile made room for two
+                _refuse_if_seated(rundir, _seat_file(rundir, generation, number))
+        except RootError:
+            joined.leave()
+            raise
+        return joined
+
+
 def _refuse_if_alive(rundir: RunDir, holder: Holder) -> None:
     alive = alive_here(holder)
     if alive:
@@ -134,6 +168,19 @@ def _refuse_if_alive(rundir: RunDir, holder: Holder) -> None:
             f"{holder.host} and did not report its end. Stop the chain with "
             f"'hpc-ckpt stop {rundir.root}', or choose another root",
         )
+
+
+def _refuse_if_seated(rundir: RunDir, seat: Path) -> None:
+    holder = _read_holder(seat)
+    # Its own: this process has begun anew by exec, or asks whether it is alone.
+    if holder is None or holder == Holder.here() or alive_here(holder) is False:
+        return
+    raise RootError(
+        rundir.root,
+        f"process {holder.pid} on {holder.host} saves into it as this link's program; only one "
+        "program of a link can. Track everything in one Checkpointer, or start the other with "
+        "'env -u HPC_CKPT_GENERATION' and a root of its own",
+    )
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────
@@ -151,14 +198,29 @@ def highest(rundir: RunDir) -> int:
     return max(generations(rundir), default=0)
 
 
+def file_of(rundir: RunDir, generation: int) -> Path:
+    """Its existence means that the generation is taken, and all before it are fenced."""
+    return rundir.lease / f"{generation:08d}"
+
+
 def released(rundir: RunDir, generation: int) -> bool:
     return _released_file(rundir, generation).exists()
 
 
+def program_gone(rundir: RunDir, generation: int) -> bool:
+    """Whether it was said that nothing of this generation is left: the shim takes the mark away
+    once it has ended the program."""
+    return released(rundir, generation) and not _left_file(rundir, generation).exists()
+
+
 def holder_of(rundir: RunDir, generation: int) -> Holder | None:
     """Who took it; None if there is no such generation or its file cannot be understood."""
+    return _read_holder(file_of(rundir, generation))
+
+
+def _read_holder(file: Path) -> Holder | None:
     try:
-        record = json.loads((rundir.lease / f"{generation:08d}").read_bytes())
+        record = json.loads(file.read_bytes())
         known = {name: record[name] for name in asdict(Holder()) if name in record}
         return Holder(**known)
     except (OSError, ValueError, TypeError):
@@ -168,7 +230,7 @@ def holder_of(rundir: RunDir, generation: int) -> Holder | None:
 def taken_at(rundir: RunDir, generation: int) -> float:
     """When its holder asked for it, unix seconds of the file system; 0.0 for no such generation."""
     try:
-        return (rundir.lease / f"{generation:08d}").stat().st_mtime
+        return file_of(rundir, generation).stat().st_mtime
     except OSError:
         return 0.0
 
@@ -191,11 +253,15 @@ def alive_here(holder: Holder) -> bool | None:
 
 # ── taking ────────────────────────────────────────────────────────────────────────────────
 def _write_claim(rundir: RunDir, holder: Holder) -> Path:
-    claim = rundir.lease / f".claim.tmp-{fsio.unique_suffix()}"
     try:
-        fsio.write_atomic(claim, (json.dumps(asdict(holder)) + "\n").encode())
+        return _claim(rundir, holder)
     except OSError as error:
         raise RootError(rundir.root, f"cannot take a lease: {error.strerror}") from error
+
+
+def _claim(rundir: RunDir, holder: Holder) -> Path:
+    claim = rundir.lease / f".claim.tmp-{fsio.unique_suffix()}"
+    fsio.write_atomic(claim, (json.dumps(asdict(holder)) + "\n").encode())
     return claim
 
 
@@ -226,8 +292,39 @@ def _link(claim: Path, target: Path) -> bool:
     return claim.stat().st_nlink == 2
 
 
+def _linked(rundir: RunDir, seat: Path) -> bool:
+    claim = _claim(rundir, Holder.here())
+    try:
+        return _link(claim, seat)
+    except FileNotFoundError:  # swept by somebody who took it for a leftover
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            claim.unlink()
+
+
+def _seats(rundir: RunDir, generation: int) -> list[int]:
+    """Those taken by programs of a link: the last one counts, others were killed in theirs."""
+    try:
+        names = os.listdir(rundir.lease)  # noqa: PTH208 - names only, no Path per entry
+    except OSError:
+        return []
+    found = (name.partition(f"{generation:08d}.program-") for name in names)
+    return [
+        int(number) for before, mark, number in found if mark and not before and number.isdecimal()
+    ]
+
+
+def _seat_file(rundir: RunDir, generation: int, number: int) -> Path:
+    return rundir.lease / f"{generation:08d}.program-{number}"
+
+
 def _released_file(rundir: RunDir, generation: int) -> Path:
     return rundir.lease / f"{generation:08d}.released"
+
+
+def _left_file(rundir: RunDir, generation: int) -> Path:
+    return rundir.lease / f"{generation:08d}.left"
 
 
 # ── this machine ──────────────────────────────────────────────────────────────────────────

@@ -2,13 +2,14 @@
 
 Standard library only. It knows nothing of files or digests; pieces are expected to spend their
 time where the interpreter's lock is not held. Beside it, how to keep the interpreter's garbage
-collector out of a stretch of work that somebody waits for.
+collector out of a stretch of work that somebody waits for, and a thread out of others' way.
 """
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -44,8 +45,12 @@ class Row:
             self.help()
         finally:
             self._settle()
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # they would keep each other, and with them all that the work has filled
 
     def _start_helpers(self, count: int) -> None:
         """As many as there are threads to be had: one alone does the work too."""
@@ -71,6 +76,7 @@ class Row:
             except BaseException as raised:  # noqa: BLE001 - run() raises it in its own thread
                 error = raised
             self._give_back(error)
+            del error  # likewise
 
     def _take(self) -> int | None:
         with self._changed:
@@ -85,3 +91,11 @@ class Row:
             self._under_way -= 1
             self._error = self._error or error
             self._changed.notify_all()
+
+
+def be_nice(level: int) -> None:
+    """This thread, if it is not nicer already; it cannot be taken back."""
+    with suppress(OSError):
+        thread = threading.get_native_id()
+        before = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, max(before, level))

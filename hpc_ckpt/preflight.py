@@ -25,6 +25,8 @@ FALLOC_FL_KEEP_SIZE = 1
 
 _IN_MEMORY = (0x01021994, 0x858458F6)
 """statfs's f_type of tmpfs and ramfs: what is allocated there is taken from the memory."""
+_ON_DISKS = (0xEF53, 0x58465342, 0x9123683E, 0x794C7630, 0xF2F52010, 0x2FC12FC1)
+"""The same of ext4 and its elders, xfs, btrfs, overlay, f2fs and zfs."""
 _REFUSED = (errno.EDQUOT, errno.ENOSPC)
 _STORAGE_ADVICE = "free some, keep fewer checkpoints (checkpoint.keep), or choose another directory"
 _MEMORY_ADVICE = "ask for more memory (resources.memory), or track less state"
@@ -228,12 +230,22 @@ def keep_size_allocate(descriptor: int, nbytes: int) -> None:
 
 def in_memory(place: Path) -> bool:
     """Whether the files there are kept in memory; False where nobody tells."""
+    return _file_system(place) in _IN_MEMORY
+
+
+def on_this_node(path: Path) -> bool:
+    """Whether other nodes do not see what is written there, for all that its file system tells;
+    of a directory that is yet to be made the one that it will be in is asked."""
+    return _file_system(_nearest_existing(path)) in (*_IN_MEMORY, *_ON_DISKS)
+
+
+def _file_system(place: Path) -> int | None:
     statfs = getattr(_libc(), "statfs", None)
     # f_type comes first, in a long; the rest of the structure differs between machines.
     answer = (ctypes.c_long * 64)()
     if statfs is None or statfs(os.fsencode(place), answer) != 0:
-        return False
-    return answer[0] & 0xFFFFFFFF in _IN_MEMORY
+        return None
+    return int(answer[0]) & 0xFFFFFFFF
 
 
 def _libc() -> ctypes.CDLL | None:

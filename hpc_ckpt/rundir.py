@@ -7,21 +7,18 @@ set up. Nothing here decides anything; lease.py takes generations, tiers/ writes
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import re
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from . import __version__, fsio
-from .errors import RootError
+from . import fsio
 
 MANIFEST_NAME = "MANIFEST.json"
 ENV_ROOT = "HPC_CKPT_ROOT"
@@ -31,6 +28,8 @@ ENV_DEADLINE = "HPC_CKPT_DEADLINE"
 ENV_OUTCOME = "HPC_CKPT_OUTCOME"
 ENV_SETTINGS = "HPC_CKPT_SETTINGS"
 ENV_BACKEND = "HPC_CKPT_BACKEND"
+ENV_STEWARD = "HPC_CKPT_STEWARD"
+"""Of a program that a level saves from outside: the file by which it says that it saves itself."""
 HURRY_AFTER_S = 2.0
 """A second notice line this much later than the first means hurry."""
 
@@ -76,6 +75,8 @@ class Outcome:
     generation: int
     step: int | None
     reason: str
+    by_code: bool = False
+    """Complete by exit code 0 alone: the link runner knows if it was ended, and writes DONE."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,11 @@ class RunDir:
         return self.control / "levels.json"
 
     @property
+    def speaks_file(self) -> Path:
+        """There once a program that a level was to save has turned out to have a Checkpointer."""
+        return self.control / "speaks"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -176,7 +182,10 @@ class RunDir:
         return (self.root, *inside)
 
     def create(self, *, group: bool = False) -> list[Path]:
-        """Make the directories, for the user alone or for the group; those this call made."""
+        """Make the directories, for the user alone or for the group; those this call made.
+
+        Durable when it returns: a checkpoint in a directory whose name is lost is lost too.
+        """
         parents = [place for place in reversed(self.root.parents) if not place.exists()]
         made = [place for place in parents if _make(place, 0o777)]
         own = [place for place in self.places if _make(place, 0o700)]
@@ -184,6 +193,7 @@ class RunDir:
             # After mkdir, whatever the umask. Files follow the directory they are in.
             for place in own:
                 place.chmod(fsio.GROUP_DIRECTORY)
+        fsio.sync_names(made + own)
         return made + own
 
     def environment(self, generation: int, backend: str) -> dict[str, str]:
@@ -277,6 +287,7 @@ class RunDir:
             generation,
             step if isinstance(step, int) else None,
             str(record.get("reason", "")),
+            record.get("by_code") is True,
         )
 
     # ── deadline ──────────────────────────────────────────────────────────────────────────
@@ -309,7 +320,10 @@ def phase_of(chain: Mapping[str, Any], number: int) -> Mapping[str, Any]:
 
 def write_outcome(path: Path, outcome: Outcome) -> None:
     """Write the outcome where the environment says it belongs."""
-    fsio.write_atomic(path, _encode(asdict(outcome)))
+    record = asdict(outcome)
+    if not outcome.by_code:
+        del record["by_code"]
+    fsio.write_atomic(path, _encode(record))
 
 
 def read_deadline(path: Path) -> float | None:
@@ -372,35 +386,3 @@ def _names(place: Path) -> list[str]:
         return os.listdir(place)  # noqa: PTH208 - names only, no Path per entry
     except OSError:
         return []
-
-
-# ── making one ────────────────────────────────────────────────────────────────────────────
-def prepare(place: RunDir) -> str:
-    """Make the directories and chain.json; returns the chain's id."""
-    try:
-        place.create()
-        if place.chain() is None:
-            _create_chain_file(place)
-    except OSError as error:
-        raise RootError(
-            place.root, f"cannot be used as a run directory: {error.strerror or error}"
-        ) from error
-    chain = (place.chain() or {}).get("chain")
-    if not isinstance(chain, str) or not chain:
-        raise RootError(
-            place.root, "its chain.json cannot be read; restore it, or choose another root"
-        )
-    return chain
-
-
-def _create_chain_file(place: RunDir) -> None:
-    """By link(2): of two that start at once, both use what the first one wrote."""
-    record = {"chain": str(uuid.uuid4()), "created": round(time.time(), 3), "version": __version__}
-    draft = place.root / f".chain.json.tmp-{fsio.unique_suffix()}"
-    fsio.write_atomic(draft, (json.dumps(record) + "\n").encode())
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, place.chain_file)
-    finally:
-        draft.unlink()
-    fsio.sync_directory(place.root)

@@ -42,6 +42,10 @@ class Best:
     metric: str
     mode: str = "max"
 
+    def __post_init__(self) -> None:
+        if self.mode not in ("max", "min"):
+            raise SpecError(f"keep.best.mode: must be max or min, not {self.mode!r}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
@@ -52,6 +56,13 @@ class Keep:
     every: int | None = None
     """Those whose step is a multiple of this."""
     best: Best | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("last", self.last), ("every", self.every)):
+            if isinstance(value, str) or (value is None and name == "last"):
+                raise SpecError(f"keep.{name}: must be a whole number, not {value!r}")
+            if value is not None:
+                _count(value, f"keep.{name}")
 
     @property
     def lasting(self) -> bool:

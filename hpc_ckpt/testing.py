@@ -18,16 +18,17 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from . import fsio
 from .errors import SpecError
 from .format.defects import Defect
 from .format.image import HEADER_CAP, ITEM_BITS, ImageLayout, lay_out
-from .format.manifest import CHUNK, Manifest, ShardRecord
+from .format.manifest import CHUNK, FORMAT_VERSION, TAIL_BYTES, Manifest, ShardRecord, digest
 from .format.reading import never
 from .format.verify import OpenCheckpoint, Reader
-from .rundir import CheckpointKey
+from .rundir import MANIFEST_NAME, CheckpointKey
 from .tiers.base import Committed, Tier
 from .tiers.directory import DirectoryTier
 from .tiers.staging import DirectoryStaging
@@ -246,6 +247,16 @@ def make_checkpoint(
             for layout in lay_out(leaves, header_cap=header_cap)
         ]
         return staging.commit(plain_manifest(key, shards, **fields), guard)
+
+
+def make_newer(checkpoint: Path) -> None:
+    """Give a checkpoint the next format version, and a digest that fits."""
+    manifest = checkpoint / MANIFEST_NAME
+    now, then = (
+        b'"format_version": %d' % number for number in (FORMAT_VERSION, FORMAT_VERSION + 1)
+    )
+    body = manifest.read_bytes()[:-TAIL_BYTES].replace(now, then, 1)
+    manifest.write_bytes(body + b'"digest": "%s"\n}\n' % digest(body).encode("ascii"))
 
 
 def kill_at(point: str, nth: int = 1) -> None:

@@ -11,11 +11,15 @@
 # The first job starts the program, every later one goes on from the last checkpoint, and those
 # after the end do nothing. CKPT_DIR (default ./dmtcp-<name of the job>) holds the checkpoints,
 # INTERVAL (default 1800) is the seconds between them. The command may be an mpirun, on one node.
+# In a chain (level: dmtcp with an mpirun) hpc_ckpt starts it: the checkpoints are then in the run
+# directory, and the notice file ends it. DMTCP_BIN names the directory of DMTCP's programs.
 # Exit code: 0 the work is complete, 75 saved and to be run again, else the program's own.
 set -u
 [ $# -gt 0 ] || { echo "usage: dmtcp.sh COMMAND [ARGUMENT...]" >&2; exit 2; }
 interval=${INTERVAL:-1800}
-home=$(realpath -m "${CKPT_DIR:-dmtcp-${SLURM_JOB_NAME:-program}}")
+default=${HPC_CKPT_ROOT:+$HPC_CKPT_ROOT/dmtcp}
+home=$(realpath -m "${CKPT_DIR:-${default:-dmtcp-${SLURM_JOB_NAME:-program}}}")
+PATH=${DMTCP_BIN:+$DMTCP_BIN:}$PATH
 say() { echo "dmtcp.sh: $*" >&2; }
 
 mkdir -p "$home" || exit 1
@@ -41,7 +45,8 @@ export OMPI_MCA_orte_tmpdir_base=${OMPI_MCA_orte_tmpdir_base-$home/ompi}
 mkdir -p "$OMPI_MCA_orte_tmpdir_base"
 
 # Images are written to $home/images and nowhere else: they name that path. A whole set of them
-# is moved into $home/1 or $home/2, sealed by a list of digests, and only then pointed at.
+# is moved into $home/1 or $home/2, sealed by a list of digests, and only then pointed at. Never
+# into the one that the program went on from: until the seal there may be no other that is whole.
 images=$home/images
 whole() { [ -s "$1/SHA256" ] && (cd "$1" && sha256sum --quiet -c SHA256 >&2); }
 saved=
@@ -58,7 +63,10 @@ if [ -n "$saved" ]; then
         if [ -d "$files" ]; then cp -a "$files" "$images" || exit 1; fi
     done
     cd "$(cat "$home/cwd")" || exit 1
-    dmtcp_restart "${joined[@]}" "$images"/*.dmtcp 9>&- &
+    # At random addresses a restarted program may crash when it asks for more memory.
+    still=(setarch "$(uname -m)" -R)
+    "${still[@]}" true 2>/dev/null || still=()
+    ${still[@]+"${still[@]}"} dmtcp_restart "${joined[@]}" "$images"/*.dmtcp 9>&- &
 else
     pwd >"$home/cwd"
     dmtcp_launch "${joined[@]}" --no-gzip --ckptdir "$images" "$@" 9>&- &
@@ -70,9 +78,10 @@ written() {
         [ -n "$(find "$images" -maxdepth 1 -name '*.dmtcp')" ] &&
         dmtcp_command -h 127.0.0.1 -p "$port" -s | grep -q RUNNING=yes
 }
+point() { echo "$2" >"$home/$1.new" && mv "$home/$1.new" "$home/$1"; }
 checkpoint() {
     local next=1 need free
-    [ "$(cat "$home/newest" 2>/dev/null)" = 1 ] && next=2
+    [ "$saved" = 1 ] && next=2
     # Without space DMTCP would kill the program.
     need=$(dmtcp_command -h 127.0.0.1 -p "$port" -l | sed -n 's/.*\[[0-9]*:\([0-9]*\)\]@.*/\1/p' |
         xargs -r ps -o rss= -p | awk '{n += $1 + 262144} END {print n + 0}')
@@ -87,8 +96,8 @@ checkpoint() {
     done
     rm -rf "${home:?}/$next" && mkdir "$home/$next" && mv "$images"/* "$home/$next" || return 1
     (cd "$home/$next" && find . -type f ! -name SHA256 -exec sha256sum {} + >SHA256) || return 1
-    sync -f "$home" && cp "$home/newest" "$home/older" 2>/dev/null
-    echo "$next" >"$home/newest.new" && mv "$home/newest.new" "$home/newest" && sync -f "$home"
+    sync -f "$home" && point older "$saved" && point newest "$next" && sync -f "$home" || return 1
+    saved=$next
     say "saved in $home/$next"
 }
 
@@ -98,6 +107,7 @@ last=$SECONDS
 while kill -0 "$program" 2>/dev/null && [ -z "$ending" ]; do
     sleep 1 &
     wait $!
+    [ -z "${HPC_CKPT_NOTICE-}" ] || [ ! -e "$HPC_CKPT_NOTICE" ] || ending=yes
     if [ $((SECONDS - last)) -ge "$interval" ] && [ -z "$ending" ]; then
         checkpoint
         last=$SECONDS

@@ -13,6 +13,9 @@
 #   bash dmtcp_mpi.sh ./my_mpi_program its arguments
 #
 # The coordinator runs on the first node, and every rank joins it there. Exit codes: dmtcp.sh.
+# There is ONE set of images, without digests: DMTCP's restart script names their paths, so that
+# each checkpoint is written over the one before. Killed meanwhile, or without space, neither may
+# be whole: keep a copy of $CKPT_DIR between two jobs.
 set -u
 [ $# -gt 0 ] || { echo "usage: dmtcp_mpi.sh COMMAND [ARGUMENT...]" >&2; exit 2; }
 interval=${INTERVAL:-1800}

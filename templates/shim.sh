@@ -15,7 +15,10 @@ trap 'notice USR1' USR1
 trap 'notice USR2' USR2
 
 # HPC_CKPT_FORWARD="USR1 command" or "USR1 workers": a program that does not look at the notice
-# file asked for a real signal. Once, when the notice is there, whoever wrote it.
+# file asked for a real signal. Once, when the notice is there, whoever wrote it. A steward sends it
+# itself: it knows which processes are the program, and would end it before the next look here.
+by_steward=
+[[ " $* " == *" hpc_ckpt.levels.steward "* ]] && by_steward=yes
 children() { cat /proc/"$1"/task/*/children 2>/dev/null || pgrep -P "$1"; }
 name() { cat /proc/"$1"/comm 2>/dev/null; }
 targets() { # processes below $1: of $2=workers those without children, else the first that is no shell
@@ -32,7 +35,8 @@ targets() { # processes below $1: of $2=workers those without children, else the
 }
 forwarded=
 forward() {
-    if [ -n "$forwarded" ] || [ -z "${HPC_CKPT_FORWARD-}" ] || [ ! -e "${HPC_CKPT_NOTICE-}" ]; then
+    if [ -n "$forwarded$by_steward" ] || [ -z "${HPC_CKPT_FORWARD-}" ] ||
+        [ ! -e "${HPC_CKPT_NOTICE-}" ]; then
         return
     fi
     forwarded=1
@@ -42,6 +46,52 @@ forward() {
         [[ "$signal $(name "$pid")" == @(TERM|HUP|QUIT)" srun" ]] && continue
         kill -s "$signal" "$pid" 2>/dev/null
     done
+}
+
+# HPC_CKPT_FENCE: the lease of the next link, told where the command writes files of its own. If it
+# is there, Slurm took this link for dead while it lived: two of them must not write. The next link
+# waits for the file that says that nothing of this one is left. Of two shims, one inside an srun of
+# the command, the outer one does it: they would stop each other.
+outermost=
+if [ -n "${HPC_CKPT_FENCE-}" ] && [ -z "${HPC_CKPT_FENCING-}" ]; then
+    outermost=yes
+    export HPC_CKPT_FENCING=1
+fi
+descendants() {
+    local pid
+    for pid in $(children "$1"); do
+        echo "$pid"
+        descendants "$pid"
+    done
+}
+everyone() { # of the command on this node: below the second shell, or a task of an srun inside it
+    local pid
+    for pid in "$second" $(descendants "$second") \
+        $(grep -lzxF "HPC_CKPT_FENCE=$HPC_CKPT_FENCE" /proc/[0-9]*/environ 2>/dev/null |
+            grep -o '[0-9]*'); do
+        if [ "$pid" != "$$" ] && [ "$(name "$pid")" != srun ]; then
+            echo "$pid"
+        fi
+    done
+}
+lives() { [[ $(sed -n 's/^State:[[:space:]]*//p' /proc/"$1"/status 2>/dev/null) == [!ZX]* ]]; }
+fence() {
+    if [ -z "$outermost" ] || [ ! -e "$HPC_CKPT_FENCE" ]; then
+        return
+    fi
+    echo "hpc-ckpt: the next link has begun: this one is killed" >&2
+    local pid every
+    kill -s STOP $(everyone) 2>/dev/null # from here on none of them starts another
+    every=$(everyone)
+    kill -s KILL $every 2>/dev/null
+    for pid in $every; do
+        while lives "$pid"; do sleep 0.1; done
+    done
+    local lease
+    lease="${HPC_CKPT_FENCE%/*}/$(printf '%08d' "$HPC_CKPT_GENERATION")"
+    rm -f "$lease.left"
+    : >"$lease.released"
+    exit 75
 }
 
 # A second shell runs the command in the foreground and hands its exit code over a pipe: bash
@@ -64,6 +114,7 @@ code=
 until [[ $code == *';' ]]; do
     part=
     read -r -t 1 part <&3
+    fence
     forward
     code+=$part
     if [ -z "$code" ] && ! kill -0 "$second" 2>/dev/null; then

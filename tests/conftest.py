@@ -23,6 +23,15 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier work that cannot be read is not waited for long."""
+    from hpc_ckpt.runtime import earlier
+
+    monkeypatch.setattr(earlier, "WAIT_S", 0.05)
+    monkeypatch.setattr(earlier, "AGAIN_S", 0.01)
+
+
 @pytest.fixture(scope="session")
 def criu() -> Path:
     """The directory of a criu that works here, for the PATH; in CI a missing one is a failure."""

@@ -24,14 +24,11 @@ from .conflicts import TWO_OWNERS, Fate, Remark, calls, find_conflicts, trapped
 from .demands import Demands, demands_of
 from .directives import Directive
 from .render import sbatch_line
-from .sbatchfile import BatchScript, Given, read_script
+from .sbatchfile import NOT_IN_A_CHAIN, OF_THE_SUBMISSION, BatchScript, Given, read_script
 from .spec import MOST_LINKS, job_name
 
 MOST_HOSTS = 500
 """A longer list of excluded hosts stays written as ranges."""
-OF_THE_SUBMISSION = frozenset(
-    {"help", "ignore-pbs", "parsable", "quiet", "test-only", "usage", "verbose", "version", "wait"}
-)
 SAME_KEY = ("account", "qos", "constraint", "reservation")
 _NO_LIMIT = frozenset({"0", "-1", "infinite", "unlimited"})
 _LAUNCHERS = r"srun|mpirun|mpiexec|orterun"
@@ -135,7 +132,7 @@ class _Adoption:
         elif given.name in SAME_KEY:
             self._taken(given, given.name, given.value)
         elif given.name in OF_THE_SUBMISSION:
-            self._say(given, Fate.LEFT_OUT, "tells sbatch how to submit; hpc-ckpt submits")
+            self._say(given, Fate.LEFT_OUT, NOT_IN_A_CHAIN[given.name])
         elif given.name not in Demands.NAMES:
             self._keep(given)
 
@@ -224,8 +221,7 @@ class _Adoption:
         )
 
     def _output(self, given: Given) -> None:
-        why = "what the program prints goes to logs/ in the run directory: hpc-ckpt logs"
-        self._say(given, Fate.REPLACED, why)
+        self._say(given, Fate.REPLACED, NOT_IN_A_CHAIN["error"])
 
     def _open_mode(self, given: Given) -> None:
         self._say(given, Fate.REPLACED, "always append: a requeue would empty the log")
@@ -259,9 +255,6 @@ class _Adoption:
         )
         self._say(given, Fate.REPLACED, why)
 
-    def _export_file(self, given: Given) -> None:
-        raise self._refuse(given, "the chain's jobs start with NONE; source it in the script")
-
     def _chdir(self, given: Given) -> None:
         self._set_up.append(f"cd -- {shlex.quote(given.value or '.')} || exit 1")
         self._say(given, Fate.REPLACED, "the new script begins with a cd; submit from here")
@@ -273,11 +266,8 @@ class _Adoption:
         self._set_up.append(f"exec <{shlex.quote(value)}")
         self._say(given, Fate.REPLACED, "the new script begins by opening it")
 
-    def _elsewhere(self, given: Given) -> None:
-        raise self._refuse(given, "a chain lives on the cluster it is submitted on; log in there")
-
-    def _wrap(self, given: Given) -> None:
-        raise self._refuse(given, "not in a script: hpc-ckpt submit -- COMMAND does the same")
+    def _refused(self, given: Given) -> None:
+        raise self._refuse(given, NOT_IN_A_CHAIN[given.name])
 
     # ── signals ───────────────────────────────────────────────────────────────────────────
     def _signal(self, given: Given) -> None:
@@ -349,11 +339,11 @@ _RULES: dict[str, Callable[[_Adoption, Given], None]] = {
     "no-requeue": _Adoption._requeue,
     "dependency": _Adoption._dependency,
     "export": _Adoption._export,
-    "export-file": _Adoption._export_file,
+    "export-file": _Adoption._refused,
     "chdir": _Adoption._chdir,
     "input": _Adoption._input,
     "signal": _Adoption._signal,
-    "clusters": _Adoption._elsewhere,
-    "cluster-constraint": _Adoption._elsewhere,
-    "wrap": _Adoption._wrap,
+    "clusters": _Adoption._refused,
+    "cluster-constraint": _Adoption._refused,
+    "wrap": _Adoption._refused,
 }

@@ -6,6 +6,7 @@ Standard library only: the link runner imports it on the compute node.
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,14 @@ from ..lease import Holder
 from . import slurm
 from .backend import Cause, JobRecord
 from .evidence import of_state
+from .reasons import never_begins
 from .slurm import Runner, run_command
+
+log = logging.getLogger("hpc_ckpt.link")
+
+UNKNOWN_RUN_S = 90
+"""slurmstepd tries once a minute to report a step whose end the controller did not hear. Until it
+has, its node refuses to start the job again, and Slurm holds a job that a node refuses."""
 
 
 @dataclass
@@ -63,14 +71,69 @@ class SlurmBackend:
             return False if slurm.is_forgotten(error) else None
         return any(state in slurm.LIVE_STATES for state in text.split())
 
-    def look(self) -> JobRecord:
-        if self.job is None:
-            return JobRecord()
+    @property
+    def nodes(self) -> str | None:
+        return self.environ.get("SLURM_JOB_NODELIST") or self.node
+
+    def surely_gone(self, holder: Holder, nodes: str | None) -> bool:
+        """A node that answers has ended what a job left there before Slurm called the job over.
+        One that was set down was not asked."""
+        states = self._states(nodes)
+        return slurm.answer(states) and not slurm.are_ending(states)
+
+    def ended_whole(self, code: int) -> bool:
+        """srun gives its step up when a node of it is set down, at times with code 0, and leaves it
+        behind when it is killed."""
+        return code >= 0 and slurm.answer(self._states(self.nodes))
+
+    def _states(self, nodes: str | None) -> str:
+        """Also of those in partitions that a site hides."""
+        if nodes is None:
+            return ""
         try:
-            text = self.run(["scontrol", "-o", "show", "job", self.job])
+            return self.run(["sinfo", "--all", "--noheader", f"--nodes={nodes}", "--format=%T"])
         except SchedulerError:
-            return JobRecord()
-        return slurm.job_record(slurm.parse_record(text), self.restarts)
+            return ""
+
+    def like(self, node: str) -> list[str]:
+        """Of this job's partition, with the same GPUs and features: what it asked for is there."""
+        partition = self.environ.get("SLURM_JOB_PARTITION")
+        if partition is None:
+            return []
+        asked = ["sinfo", "--noheader", "--Node", f"--partition={partition}"]
+        try:
+            return slurm.nodes_like(node, self.run([*asked, "--format=%N|%T|%G|%f"]))
+        except SchedulerError:
+            return []
+
+    def look(self) -> JobRecord:
+        record = self.record()
+        return JobRecord() if record is None else slurm.job_record(record, self.restarts)
+
+    def record(self) -> Mapping[str, str] | None:
+        """This job in scontrol's words; None if it has no answer."""
+        if self.job is None:
+            return None
+        try:
+            return slurm.parse_record(self.run(["scontrol", "-o", "show", "job", self.job]))
+        except SchedulerError:
+            return None
+
+    def see_that_it_begins(self) -> None:
+        """Called where this job is said to be pending already. That is what was wanted, unless the
+        controller came back without what it knew of this run: then it starts the job again where
+        this one is not yet gone."""
+        record = self.record()
+        if self.job is None or record is None:
+            return
+        try:
+            if never_begins(record.get("Reason", "")):
+                slurm.release(self.job, self.run)
+            elif slurm.is_unknown_run(record, self.restarts):
+                log.warning("Slurm has lost the start of this job; the next link waits for its end")
+                slurm.update_job(self.job, self.run, StartTime=f"now+{UNKNOWN_RUN_S}")
+        except SchedulerError as error:
+            log.warning("it may not begin by itself (hpc-ckpt status says so): %s", error.stderr)
 
     def explain(self, holder: Holder) -> JobRecord:
         """scontrol remembers a job for MinJobAge; sacct, where it answers, for years."""
@@ -90,12 +153,13 @@ class SlurmBackend:
         cause = of_state(state)
         return JobRecord(record.end, cause, f"sacct: {state}", certain=cause is Cause.CANCELLED)
 
-    def cancelled_members(self) -> list[tuple[str, int]]:
+    def cancelled_members(self, before: str | None = None) -> list[tuple[str, int]]:
         """Members of this array that began and were cancelled; Slurm remembers them for a while."""
-        if self.array is None:
+        asked = self.array or before
+        if asked is None:
             return []
         try:
-            text = self.run(["scontrol", "-o", "show", "job", self.array])
+            text = self.run(["scontrol", "-o", "show", "job", asked])
         except SchedulerError:
             return []
         return slurm.cancelled_members(text)

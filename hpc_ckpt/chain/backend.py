@@ -97,11 +97,27 @@ class Backend(Protocol):
     def probe(self, holder: Holder) -> bool | None:
         """Whether another link's holder still lives. At most one question to the scheduler."""
 
+    @property
+    def nodes(self) -> str | None:
+        """Those of this link, in the scheduler's own short form."""
+
+    def surely_gone(self, holder: Holder, nodes: str | None) -> bool:
+        """Whether whoever could see the processes of an ended link there says that none is left.
+        At most one question to the scheduler; no answer is no."""
+
+    def ended_whole(self, code: int) -> bool:
+        """Of this link, whose step has returned `code`: whether nothing of it can be left. At most
+        one question to the scheduler; no answer is no."""
+
+    def like(self, node: str) -> list[str]:
+        """Nodes that answer and could run the same links. At most one question."""
+
     def look(self) -> JobRecord:
         """Ask the scheduler about this link's own job. Never raises: no answer is no fact."""
 
-    def cancelled_members(self) -> list[tuple[str, int]]:
-        """This array's members that began and were cancelled: id and number of restarts."""
+    def cancelled_members(self, before: str | None = None) -> list[tuple[str, int]]:
+        """This array's members that began and were cancelled: id and number of restarts.
+        Where links are jobs of their own, the same of the one `before`."""
 
     def explain(self, holder: Holder) -> JobRecord:
         """Ask how another link's job ended, while it is remembered. Never raises."""

@@ -31,14 +31,14 @@ def reason_to_stop(rundir: RunDir, generation: int, orders: Orders) -> str | Non
     return (
         _by_reaction(links, orders)
         or no_progress(links, hosts_excluded(rundir))
-        or _spent(links, generation - orders.after_generation, orders.budget)
+        or spent(links, orders.after_generation, generation, orders.budget)
     )
 
 
 def budget_spent(rundir: RunDir, last: int, orders: Orders) -> str | None:
     """Whether the links up to `last` have used up the budget, and which."""
     after = orders.after_generation
-    return _spent(past_links(rundir, after, last), last - after, orders.budget)
+    return spent(past_links(rundir, after, last), after, last, orders.budget)
 
 
 def links_left(rundir: RunDir, generation: int, orders: Orders, seen: Cause | None = None) -> int:
@@ -93,11 +93,14 @@ def no_progress(links: Sequence[PastLink], excluded: Sequence[str] = ()) -> str 
     return "no progress in two links running"
 
 
-def _spent(links: Sequence[PastLink], starts: int, budget: Budget) -> str | None:
-    """Preempted and requeued links, and those whose node went, do not count as links: a chain
-    never stops because of them. Starts are bounded all the same."""
-    if starts >= STARTS_PER_LINK * budget.links:
-        return f"started {starts} times for a budget of {budget.links} links"
+def spent(links: Sequence[PastLink], after: int, last: int, budget: Budget) -> str | None:
+    """Of the links `after` one up to the `last`. Preempted and requeued ones, and those whose node
+    went, do not count: a chain never stops because of them. Starts that got nowhere are bounded
+    all the same."""
+    starts = last - after
+    in_vain = last - max((link.generation for link in links if link.progress), default=after)
+    if in_vain >= STARTS_PER_LINK * budget.links:
+        return f"started {in_vain} times without progress for a budget of {budget.links} links"
     if len(_counted(links)) >= budget.links:
         return f"the budget of {budget.links} links is spent"
     if budget.restarts is not None and starts > budget.restarts:

@@ -5,28 +5,40 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from .. import fsio, lease
 from ..errors import RootError
-from ..rundir import RunDir
+from ..levels.restarts import Restarts, not_its_work
+from ..rundir import RunDir, phase_of
 from . import slurm
-from .past import jobs_of
+from .past import jobs_beside_sweep, jobs_of
+from .unanswered import arrays_unknown, running_script
 
 AT_ONCE = 1000
 """Jobs that are named in one squeue: a sweep can have many, an argument has an end."""
 
 
 @contextlib.contextmanager
-def claimed_directory(rundir: RunDir, changed: Sequence[Path], *, group: bool) -> Iterator[None]:
-    """Inside, nobody else submits to it. The files in `changed` are as before if that fails."""
+def claimed_directory(
+    rundir: RunDir, changed: Sequence[Path], *, group: bool, script: Path | None = None
+) -> Iterator[None]:
+    """Inside, nobody else submits to it. The files in `changed` are as before if that fails.
+
+    `script`: what Slurm is to be given; None: nothing is submitted.
+    """
     made = create(rundir, group=group)
     # Nothing is undone without the claim: whoever has it may be using what we made.
-    with claimed(rundir.lease), put_back(changed, made):
-        refuse_if_live(rundir)
-        yield
+    with claimed(rundir.lease):
+        with put_back([], made):
+            refuse_if_live(rundir, script)
+        with put_back(changed, made):
+            yield
 
 
 @contextlib.contextmanager
@@ -77,7 +89,7 @@ def claimed(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def refuse_if_live(rundir: RunDir) -> None:
+def refuse_if_live(rundir: RunDir, script: Path | None = None) -> None:
     if rundir.done() is not None:
         raise RootError(
             rundir.root,
@@ -88,8 +100,54 @@ def refuse_if_live(rundir: RunDir) -> None:
     holder = holder_at_work(rundir)
     if holder is not None and holder.job is not None:
         jobs.append(holder.array or holder.job)
-    refuse_live_jobs(rundir.root, jobs)
+    unknown = refuse_live_jobs(rundir.root, jobs, script)
+    if unknown:
+        add_jobs(rundir, unknown)
+        raise RootError(rundir.root, unanswered(rundir.root, unknown))
     refuse_if_held_here(rundir)
+
+
+def refuse_another_command(rundir: RunDir, new: Mapping[str, Any]) -> None:
+    """Raises where restarts are the work of another command than `new`, a record for chain.json,
+    has. With a Checkpointer that is the user's affair: its checkpoints take other arguments."""
+    restarts = Restarts(rundir)
+    if rundir.speaks_file.exists() or not restarts.keys():
+        return
+    before = phase_of(rundir.chain() or {}, rundir.phase()).get("argv")
+    asked = phase_of(new, rundir.phase())["argv"]
+    saved = before if before not in (None, asked) else restarts.of_another(asked)
+    if saved is not None:
+        raise RootError(rundir.root, not_its_work(restarts.place, saved, asked))
+
+
+def add_jobs(rundir: RunDir, jobs: Sequence[str]) -> None:
+    """Into chain.json, where there is one: what is written down can be stopped."""
+    record = rundir.chain()
+    if record is not None:
+        record["jobs"] = list(dict.fromkeys([*record.get("jobs", ()), *jobs]))
+        fsio.write_atomic(rundir.chain_file, encode(record))
+
+
+def counted_anew(rundir: RunDir) -> dict[str, Any]:
+    """For chain.json: the links and jobs up to now are those of earlier submissions. What these
+    extended themselves by is listed among them, so that all jobs stay in their order."""
+    jobs = jobs_beside_sweep(rundir)
+    return {"after_generation": lease.highest(rundir), "jobs": jobs, "jobs_before": len(jobs)}
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """A record as chain.json has it."""
+    return (json.dumps(record, indent=1) + "\n").encode("utf-8", "surrogateescape")
+
+
+def unanswered(root: Path, jobs: Sequence[str]) -> str:
+    """What to say of jobs that nobody wrote down."""
+    named = ", ".join(jobs)
+    return (
+        f"job {named} was submitted with its script, though the answer of sbatch was lost: it is a "
+        f"chain on it already. Look with 'hpc-ckpt status {root}'; end it with 'hpc-ckpt stop "
+        f"{root}', or 'scancel {' '.join(jobs)}' where that knows no chain"
+    )
 
 
 def holder_at_work(rundir: RunDir) -> lease.Holder | None:
@@ -98,16 +156,37 @@ def holder_at_work(rundir: RunDir) -> lease.Holder | None:
     return None if lease.released(rundir, last) else lease.holder_of(rundir, last)
 
 
-def refuse_live_jobs(root: Path, jobs: Sequence[str]) -> None:
-    wanted = sorted(set(jobs))
-    parts = [wanted[place : place + AT_ONCE] for place in range(0, len(wanted), AT_ONCE)]
-    live = [job for part in parts for job in slurm.live_jobs(part)]
+def refuse_live_jobs(
+    root: Path,
+    jobs: Sequence[str],
+    script: Path | None = None,
+    indices: Collection[int] | None = None,
+) -> list[str]:
+    """Raises if one of these lives. Jobs that nobody wrote down, but that run `script`, are told.
+
+    One squeue for all; in a root that a group shares others may have jobs too: a second one.
+    """
+    if not jobs and script is None:
+        return []
+    queue = slurm.in_queue()
+    known = set(jobs)
+    live = {one.array for one in queue if one.is_of(known)}
+    if _is_shared(root):
+        wanted = sorted(known)
+        parts = [wanted[place : place + AT_ONCE] for place in range(0, len(wanted), AT_ONCE)]
+        live.update(job for part in parts for job in slurm.live_jobs(part))
     if live:
         raise RootError(
             root,
-            f"job {', '.join(live)} is a chain on it already; stop that with "
+            f"job {', '.join(sorted(live))} is a chain on it already; stop that with "
             f"'hpc-ckpt stop {root}', or choose another root",
         )
+    found = [] if script is None else running_script(queue, script, indices)
+    return arrays_unknown(found, known)
+
+
+def _is_shared(root: Path) -> bool:
+    return bool(root.stat().st_mode & stat.S_IWGRP)
 
 
 def refuse_if_held_here(rundir: RunDir) -> None:

@@ -79,6 +79,7 @@ class Clockwork:
         The runtime's own deadline save then comes as late as is safe.
         """
         known = self.deadline
+        self._measure_at = 0.0  # the first save may have been made since the last look
         self.ask_once(number.name)
         shortened = self.deadline is None or known is None or self.deadline < known - 1.0
         if shortened:

@@ -7,7 +7,7 @@ A link is one task on one node, so several tasks become one task with the cores 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,12 +16,13 @@ from ..units import parse_size, slurm_memory
 from .conflicts import Fate, Remark
 from .directives import Directive
 from .render import sbatch_line
-from .sbatchfile import Given
+from .sbatchfile import Given, options_of
 
 Refuse = Callable[[Given, str], SpecError]
 _OF_MEMORY = ("mem", "mem-per-gpu", "mem-per-cpu")
 _OF_GPUS = ("gpus", "gpus-per-node", "gres", "gpus-per-task")
 _GPUS = re.compile(r"(?:([A-Za-z][\w.-]*?)(?::(\d+))?|(\d+))(?:\(S:[\d,-]+\))?", re.ASCII)
+_NO_GPUS = re.compile(r"(?:[^:]+:)?0|", re.ASCII)
 _GRES = re.compile(r"(?:gres[:/])?gpu(?:[:=](.*))?", re.ASCII)
 
 
@@ -169,6 +170,20 @@ def _some_gpus(found: Demands, given: Given, value: str, times: int, refuse: Ref
     found.gpus = int(match[2] or match[3] or 1) * times
     shown = f"{match[1]}:{found.gpus}" if match[1] and found.gpus else found.gpus
     found.take(given, "gpus", shown)
+
+
+def asks_for_gpus(directives: Iterable[str]) -> bool:
+    """Whether these #SBATCH lines do; of lines about the same the last counts."""
+    given = {one.name: one.value or "" for line in directives for one in options_of(line)}
+    for name, value in given.items():
+        parts = [part.strip() for part in value.split(",")]
+        if name in ("gres", "tres-per-task"):
+            parts = [match[1] or "1" for match in map(_GRES.fullmatch, parts) if match]
+        elif not name.startswith("gpus"):
+            continue
+        if any(_NO_GPUS.fullmatch(part) is None for part in parts):
+            return True
+    return False
 
 
 # ── memory ────────────────────────────────────────────────────────────────────────────────

@@ -216,7 +216,7 @@ def _array(survey: Survey, profile: Profile) -> Finding:
     said = f"max_array: {most}" if most else ""
     if live is None:
         return note("arrays", "MaxArraySize is not known", said)
-    if live <= 1 and profile.chain.strategy is Strategy.ARRAY:
+    if live <= 1 and profile.chain.strategy in (None, Strategy.ARRAY):
         return wrong(
             "arrays", "switched off (MaxArraySize)", "strategy: array", "write strategy: afterany"
         )

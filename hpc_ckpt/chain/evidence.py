@@ -21,7 +21,7 @@ LINES_SHOWN = 8
 LONGEST_LINE = 300
 
 _CANCELLED = re.compile(
-    r"\*\*\* (?:JOB|STEP) (\S+) ON \S+ CANCELLED AT (\S+?)(?: DUE TO ([A-Z ]+?))?(?:,[^*]*)? \*\*\*"
+    r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT (\S+?)(?: DUE TO ([A-Z ]+?))?(?:,[^*]*)? \*\*\*"
 )
 _DUE_TO = {
     "TIME LIMIT": Cause.TIME_LIMIT,
@@ -29,9 +29,15 @@ _DUE_TO = {
     "NODE FAILURE": Cause.NODE_FAILURE,
     "JOB REQUEUE": Cause.REQUEUED,
 }
+_NODE_FAILED = re.compile(r"^srun: error: Node failure on \S+$", re.MULTILINE)
 _OUT_OF_MEMORY = re.compile(
     r"\boom[-_ ]?kill|OutOfMemoryError|out of memory|\bMemoryError\b|std::bad_alloc"
-    r"|Cannot allocate memory|OOM Killed",
+    r"|Cannot allocate memory|OOM Killed"
+    r"|cannot allocate vector of (?:size|length) \d"  # R
+    r"|forrtl: severe \(\d+\): insufficient virtual memory"  # Fortran of Intel
+    # slurmstepd of older Slurm versions; newer ones tell of an oom_kill event.
+    r"|exceeded memory limit \(\d+ > \d+\), being killed"
+    r"|slurmstepd\S*: error: Exceeded (?:job|step) memory limit at some point",
     re.IGNORECASE,
 )
 _STATES = {
@@ -64,19 +70,28 @@ def of_state(state: str) -> Cause | None:
     return _STATES.get(words[0])
 
 
-def in_log(text: str, since: float) -> list[Finding]:
+def in_log(text: str, since: float, *, steps: bool = True) -> list[Finding]:
     """slurmstepd's words in a log, as far as they were said after `since`.
 
-    A log is appended to by every run of a job: older words are about older runs.
+    A log is appended to by every run of a job: older words are about older runs. Without `steps`
+    only of the job: the command may have steps of its own, and which is the link's is not known.
     """
     found = []
     for line in text.splitlines():
         match = _CANCELLED.search(line)
         if match is None or not _is_after(match[2], since):
             continue
+        if match[1] == "STEP" and not steps:
+            continue
         # Without a reason it says nothing: at the start of a preemption's grace it reads so too.
         found.append(Finding(_DUE_TO.get(match[3] or ""), _shown(line)))
     return found
+
+
+def by_srun(text: str) -> list[Finding]:
+    """The link's own srun, in what the batch job wrote during this link: it gives its step up when
+    a node of it is set down, and may return 0."""
+    return [Finding(Cause.NODE_FAILURE, _shown(line)) for line in _NODE_FAILED.findall(text)]
 
 
 def _is_after(moment: str, since: float) -> bool:

@@ -15,12 +15,22 @@ from ..provenance import ask_git
 from ..units import format_size
 from .spec import PinCode
 
+COPY = "code-"
 MOST_FILES = 20_000
 MOST_BYTES = 2 << 30
 
 
-def freeze(kind: PinCode, cwd: Path, target: Path) -> Path:
-    """The working directory of the copy in `target`, which must be new."""
+def is_frozen(cwd: Path, home: Path) -> bool:
+    """Whether it is the copy of an earlier submission: a chain that is resumed keeps its code."""
+    real = Path(os.path.realpath(cwd))
+    return real.name.startswith(COPY) and str(real.parent) == os.path.realpath(home)
+
+
+def freeze(kind: PinCode, cwd: Path, home: Path) -> Path:
+    """The working directory of the copy, a new one in `home` for each submission."""
+    if is_frozen(cwd, home):
+        return cwd
+    target = home / f"{COPY}{1 + len(list(home.glob(f'{COPY}*'))):04d}"
     if kind is PinCode.COMMIT:
         return _from_commit(cwd, target)
     _copy(_files_of(cwd, target), cwd, target)
@@ -62,6 +72,8 @@ def _visible(cwd: Path) -> Iterable[Path]:
 
 
 def _copy(files: list[Path], cwd: Path, target: Path) -> None:
+    if not files:
+        raise SpecError(f"pin.code: there is no file in {cwd} to copy; submit it where its code is")
     size = sum(path.stat().st_size for path in files)
     if len(files) > MOST_FILES or size > MOST_BYTES:
         raise SpecError(

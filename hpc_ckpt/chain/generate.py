@@ -114,7 +114,11 @@ def _chain(survey: Survey) -> Iterator[str]:
     arrays = config.max_array is None or config.max_array > 1
     yield f"# A requeued job waits at least {format_duration(config.requeue_delay_s)} here."
     yield "chain:"
-    yield f"  strategy: {'array' if arrays else 'afterany'}"
+    if arrays:
+        yield "  # Left out: array, and afterany for programs that write files of their own."
+        yield "  # strategy: array"
+    else:
+        yield "  strategy: afterany"
     yield "  requeue: true"
     yield "  # hpc-ckpt doctor tries whether sbatch works on compute nodes."
     yield "  submit_from_compute_nodes: false"

@@ -21,6 +21,7 @@ from .past import explanations, jobs_of
 Record = dict[str, Any]
 LONGEST_KILL_WAIT_S = 300.0
 """So long after its deadline a link that left no record of its end is taken for dead."""
+_BEGIN = (Event.LINK_STARTED, Event.RESTORED, Event.STARTED_FRESH)
 
 
 class State(str, Enum):
@@ -64,6 +65,14 @@ class LinkSummary:
         return self.useful_s / self.allocated_s if self.allocated_s > 0 else 0.0
 
 
+@dataclass(frozen=True)
+class NextJob:
+    """What waits in the queue to run the next link, and why it waits, in Slurm's words."""
+
+    id: str
+    reason: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChainStatus:
     """Everything `hpc-ckpt status` shows."""
@@ -80,6 +89,8 @@ class ChainStatus:
     step: int
     links: tuple[LinkSummary, ...]
     jobs: tuple[str, ...]
+    next_job: NextJob | None = None
+    """Known where the scheduler was asked, see stuck.py."""
 
     @property
     def allocated_s(self) -> float:
@@ -99,15 +110,20 @@ class ChainStatus:
         return sum(link.stall_s for link in self.links)
 
 
-def read_status(rundir: RunDir, now: float | None = None) -> ChainStatus:
-    """The chain as its files tell it at this moment."""
+def read_status(
+    rundir: RunDir, now: float | None = None, *, gone: int | None = None
+) -> ChainStatus:
+    """The chain as its files tell it at this moment.
+
+    `gone`: a link that is over whatever they say, because the scheduler does not run it.
+    """
     now = time.time() if now is None else now
     chain = rundir.chain() or {}
     generations = lease.generations(rundir)
-    links = _link_summaries(rundir, generations, now)
+    links = _link_summaries(rundir, generations, now, gone)
     newest = rundir.newest()
     state, reason = _state(rundir, generations, links)
-    last = list(events.read(rundir.ledger_file(generations[-1]))) if generations else []
+    last = told_by_last(rundir)
     return ChainStatus(
         root=str(rundir.root),
         name=str(chain.get("name") or rundir.root.name),
@@ -119,6 +135,22 @@ def read_status(rundir: RunDir, now: float | None = None) -> ChainStatus:
         links=tuple(links),
         jobs=tuple(jobs_of(rundir)),
     )
+
+
+def told_by_last(rundir: RunDir) -> list[Record]:
+    """What the runner of the last link of the present submission wrote down.
+
+    A set-up that fails before anybody has a generation writes into the ledger of whoever takes it
+    next, perhaps days later: until that link has begun or left, nothing there is its own.
+    """
+    last = lease.highest(rundir)
+    if last <= int((rundir.chain() or {}).get("after_generation") or 0):
+        return []
+    records = list(events.read(rundir.ledger_file(last)))
+    names = [record["event"] for record in records]
+    if Event.LINK_STARTED.value in names:
+        return records[names.index(Event.LINK_STARTED.value) :]
+    return records if lease.released(rundir, last) else []
 
 
 def _last_lines(records: Sequence[Record]) -> tuple[str, ...]:
@@ -145,20 +177,27 @@ def _state(
     return (State.BETWEEN if generations else State.NEW), ""
 
 
-def _link_summaries(rundir: RunDir, generations: Sequence[int], now: float) -> list[LinkSummary]:
+def _link_summaries(
+    rundir: RunDir, generations: Sequence[int], now: float, gone: int | None
+) -> list[LinkSummary]:
     records = {generation: _records(rundir, generation) for generation in generations}
     explained = explanations(record for many in records.values() for record in many)
-    begun = [
-        g
-        for g in generations
-        if _first(records[g], Event.LINK_STARTED, Event.RESTORED, Event.STARTED_FRESH) is not None
-    ]
+    begun = [g for g in generations if _first(records[g], *_BEGIN) is not None]
     summaries = []
     for place, generation in enumerate(begun):
         following = begun[place + 1 : place + 2]
         resumed_at = _step_from(records[following[0]]) if following else None
-        told = explained.get(generation)
-        summaries.append(_summarise(rundir, generation, records[generation], told, resumed_at, now))
+        summaries.append(
+            _summarise(
+                rundir,
+                generation,
+                records[generation],
+                explained.get(generation),
+                resumed_at,
+                now,
+                over=resumed_at is not None or generation == gone,
+            )
+        )
     return summaries
 
 
@@ -169,11 +208,14 @@ def _summarise(
     explained: Record | None,
     resumed_at: int | None,
     now: float,
+    *,
+    over: bool,
 ) -> LinkSummary:
     ended = _last(records, Event.LINK_ENDED) or explained
     holder = lease.holder_of(rundir, generation) or lease.Holder()
-    started = float(records[0]["time"])
-    end_time = _end_time(rundir, generation, records, resumed_at is not None, now)
+    # A set-up that failed before may have stopped the chain in this ledger, days ago.
+    started = float((_first(records, *_BEGIN) or records[0])["time"])
+    end_time = _end_time(rundir, generation, records, over, now)
     step_from = _step_from(records)
     commits = [r for r in records if r["event"] == Event.COMMITTED.value]
     step_to = max([step_from, *(int(r["step"]) for r in commits)])
@@ -228,14 +270,14 @@ def _cause(ended: Record | None, records: list[Record], end_time: float | None) 
 
 
 def _end_time(
-    rundir: RunDir, generation: int, records: list[Record], overtaken: bool, now: float
+    rundir: RunDir, generation: int, records: list[Record], over: bool, now: float
 ) -> float | None:
     """When it ended; for a link that left no record, the last thing known of it."""
     by_runner = _first(records, Event.LINK_STARTED) is not None
     told = _last(records, Event.LINK_ENDED if by_runner else Event.ENDED)
     if told is not None:
         return float(told["time"])
-    if overtaken or lease.released(rundir, generation) or is_gone(rundir, generation, now):
+    if over or lease.released(rundir, generation) or is_gone(rundir, generation, now):
         return float(records[-1]["time"])
     return None
 

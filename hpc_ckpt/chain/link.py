@@ -11,36 +11,34 @@ absolute interpreter, before and outside of any environment the user's program n
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-import argparse
 import logging
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import lease
 from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError, RootError
 from ..events import Event, EventLog
-from ..rundir import Result, RunDir, read_json
+from ..rundir import Result, RunDir
 from ..units import format_duration
-from . import logcap, phases, pinning, step
-from .allocation import SlurmBackend
+from . import logcap, phases, pinning, setup, step
+from .alone import OwnProgram, told_while_waiting
+from .arguments import backend_of, parse
 from .backend import Backend, Cause
 from .budget import budget_spent, links_left, reason_to_stop
 from .clockwork import Clockwork
-from .entries import write_end, write_start
+from .entries import level_of, write_end, write_start
 from .evidence import Finding, last_lines, tail
-from .local import LocalBackend
 from .lookback import avoid_bad_hosts, cancelled_unseen, explain_last
 from .orders import HALT, Orders
 from .patience import ToldToStop, Unseen, by_storage, patiently, sleep_unless_told
 from .succession import succession
-from .sweep import all_over, member_root
+from .sweep import all_over
+from .unread import read_orders
 from .verdict import Logs, Verdict, judge
 
 log = logging.getLogger("hpc_ckpt.link")
@@ -80,6 +78,7 @@ class LinkRunner:
         self._step_from = 0
         self._terminated = False
         self._goes_on = False
+        self._program = OwnProgram()
         self._prepare_at = 0.0
         self._unseen = Unseen()
 
@@ -103,13 +102,28 @@ class LinkRunner:
             try:
                 code = self._run_with_lease()
             finally:
-                taken.release()
+                left = self._orders.alone and self._program.may_be_left(self._backend)
+                taken.release(program_left=left)
         except Exception:  # the chain goes on without this link, then raised again
             self._go_on_unless_over()
             raise
         if self._goes_on:
             self._succession.go_on()
         return code
+
+    def not_set_up(self, why: str) -> int:
+        """The environment of the program could not be made here; no link begins."""
+        if self._is_over():
+            return EXIT_COMPLETE
+        if setup.gives_up(self._orders, self._backend):
+            self._stop_chain(why, [])
+        else:
+            setup.avoid_node(self._rundir, self._orders, self._backend, self._succession)
+            told = setup.told_in_pause()
+            stopped = self._rundir.halted() is not None  # meanwhile, by its user
+            if not (stopped or (told and self._halt_if_cancelled())):
+                self._succession.go_on()
+        return EXIT_FAILED
 
     def _run_with_lease(self) -> int:
         if self._orders.phases_left or self._rundir.is_entering_phase():
@@ -118,6 +132,10 @@ class LinkRunner:
         # The one before may have finished the work, or ended the chain, meanwhile.
         if self._is_over() or self._ends_with_the_last():
             return EXIT_COMPLETE
+        if self._orders.alone and not self._told:
+            self._told = told_while_waiting(self._rundir, self._generation, self._backend)
+            if self._is_over():
+                return EXIT_COMPLETE
         return self._run_link()
 
     def _go_on_unless_over(self) -> None:
@@ -215,6 +233,8 @@ class LinkRunner:
         verdict, code = self._run_command(logs)
         while verdict.result is Result.COMPLETE and self._orders.phases_left:
             self._next_phase()
+            if (halted := self._rundir.halted()) is not None:
+                return self._finish(Verdict(Result.SAVED, Cause.HALTED, halted, by_code=True), code)
             verdict, code = self._run_command(logs)
         return self._finish(verdict, code)
 
@@ -227,11 +247,13 @@ class LinkRunner:
         except OSError as error:
             reason = f"{self._orders.argv[0]}: {error.strerror}"
             return Verdict(Result.FAILED, Cause.NOT_STARTED, reason), None
+        self._program = OwnProgram(begun=True)
         try:
-            code = self._wait_for(child)
+            code = self._program.returned = self._wait_for(child)
         finally:
-            step.kill(child)  # does nothing once it has ended; never leaves it behind
-        unsaid = self._rundir.outcome(self._generation) is None
+            step.kill(child, self._backend)  # nothing of it is left behind
+        told = self._rundir.outcome(self._generation)
+        unsaid = told is None or told.by_code
         if code != EXIT_COMPLETE or self._terminated or unsaid:
             self._clock.look_again()  # it may have left sooner than anybody asked
         return judge(self._rundir, self._generation, code, self._clock.seen, logs), code
@@ -239,7 +261,7 @@ class LinkRunner:
     def _next_phase(self) -> None:
         """The next command of the chain begins in what is left of this link."""
         done = self._orders.phase
-        self._ledger.emit(Event.PHASE_DONE, phase=done, step=self._newest_step())
+        self._ledger.emit(Event.PHASE_DONE, phase=done, step=self._newest_step(), **self._level())
         phases.complete(self._rundir, done, self._generation)
         self._orders = Orders.read(self._rundir)
         self._step_from = -1  # a complete command is progress, wherever the next one gets
@@ -251,7 +273,7 @@ class LinkRunner:
             if received is not None and received.si_signo != signal.SIGCHLD:
                 with self._unseen:
                     self._on_signal(signal.Signals(received.si_signo))
-            code = child.poll()
+            code = step.poll(child)
             if code is not None:
                 return code
             self._look_around(child)
@@ -282,7 +304,7 @@ class LinkRunner:
         if dropped:
             self._ledger.emit(Event.LOG_CUT, bytes=dropped)
         if not self._backend.enforces_end and self._clock.is_past_end():
-            step.kill(child)
+            step.kill(child, self._backend)
 
     def _see_to_succession(self) -> None:
         """Once, and again while the scheduler does not answer."""
@@ -307,13 +329,7 @@ class LinkRunner:
         return EXIT_FAILED if verdict.result is Result.FAILED else EXIT_COMPLETE
 
     def _level(self) -> dict[str, Any]:
-        """Which level saved for the program, and which did not fit: for the ledger."""
-        if not self._orders.levels:
-            return {}
-        known = read_json(self._rundir.levels_file) or {}
-        chosen = (known.get("chosen") or {}).get(str(self._generation))
-        rejected = {**(known.get("rejected") or {}), **(known.get("failed") or {})}
-        return {"level": chosen, "rejected": rejected}
+        return level_of(self._rundir, self._orders, self._generation)
 
     def _decide_chain(self, verdict: Verdict) -> None:
         """Go on, or end the chain: done, halted, budget spent, or no progress twice running."""
@@ -367,38 +383,24 @@ class LinkRunner:
         return f"{format_duration(max(0.0, self._clock.deadline - time.time()))} left"
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="hpc_ckpt.chain.link", description="Run one link.")
-    parser.add_argument("--root", required=True, type=Path)
-    parser.add_argument("--backend", required=True, choices=("slurm", "local"))
-    parser.add_argument("--told", action="store_true", help="TERM came while it was set up")
-    parser.add_argument("--member", type=int, help="of the sweep in --root, by array index")
-    parser.add_argument("--end-file", type=Path, help="local: where the end of the link is told")
-    return parser.parse_args(argv)
-
-
-def _backend(arguments: argparse.Namespace, orders: Orders) -> Backend:
-    if arguments.backend == "slurm":
-        return SlurmBackend(os.environ, kill_wait_s=orders.kill_wait_s, cpus=orders.threads)
-    return LocalBackend(end_file=arguments.end_file, kill_wait_s=orders.kill_wait_s)
-
-
-def _read(root: Path, member: int | None) -> tuple[RunDir, Orders]:
-    rundir = RunDir(root if member is None else member_root(root, member))
-    return rundir, Orders.read(rundir)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     # First of all: a signal that comes before anybody waits for it must stay pending.
     signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
     )
     logging.basicConfig(level=logging.INFO, format="hpc-ckpt: %(message)s", stream=sys.stderr)
-    arguments = _parse(argv)
+    arguments = parse(argv)
     try:
-        rundir, orders = patiently(partial(_read, arguments.root, arguments.member))
+        rundir, orders = read_orders(arguments)
         signal.pthread_sigmask(signal.SIG_BLOCK, {orders.signal})
-        return LinkRunner(rundir, orders, _backend(arguments, orders), told=arguments.told).run()
+        setup.started(orders)
+        backend = backend_of(arguments, orders)
+        runner = LinkRunner(rundir, orders, backend, told=arguments.told)
+        if arguments.not_set_up is not None:
+            return runner.not_set_up(arguments.not_set_up)
+        if arguments.set_up:
+            setup.worked(orders, backend.node)
+        return runner.run()
     except ToldToStop:
         log.warning("told to stop while waiting for storage; nothing was started")
         return EXIT_FAILED

@@ -49,6 +49,19 @@ class LocalBackend:
     def probe(self, holder: Holder) -> bool | None:
         return lease.alive_here(holder)
 
+    @property
+    def nodes(self) -> str | None:
+        return None
+
+    def surely_gone(self, holder: Holder, nodes: str | None) -> bool:
+        return lease.alive_here(holder) is False  # what it started dies with it
+
+    def ended_whole(self, code: int) -> bool:
+        return True  # the runner has ended what was left
+
+    def like(self, node: str) -> list[str]:
+        return []
+
     def look(self) -> JobRecord:
         """What the parent wrote; a parent that is gone ends the link now."""
         if os.getppid() != self._parent:
@@ -63,7 +76,7 @@ class LocalBackend:
         except (OSError, ValueError, KeyError, TypeError):
             return JobRecord()
 
-    def cancelled_members(self) -> list[tuple[str, int]]:
+    def cancelled_members(self, before: str | None = None) -> list[tuple[str, int]]:
         return []
 
     def explain(self, holder: Holder) -> JobRecord:

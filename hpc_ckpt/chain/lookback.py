@@ -8,9 +8,10 @@ import logging
 from .. import events, lease
 from ..events import Event, EventLog
 from ..rundir import RunDir
+from . import setup
 from .backend import Backend, Succession
 from .orders import Orders
-from .past import bad_hosts, hosts_excluded, past_links
+from .past import bad_hosts, hosts_excluded, past_links, present_jobs
 from .verdict import Verdict, explain
 
 log = logging.getLogger("hpc_ckpt.link")
@@ -43,7 +44,16 @@ def cancelled_unseen(rundir: RunDir, orders: Orders, backend: Backend) -> str | 
         return None
     holders = (lease.holder_of(rundir, generation) for generation in lease.generations(rundir))
     known = {(holder.job, holder.restarts) for holder in holders if holder is not None}
-    return next((job for job, n in backend.cancelled_members() if (job, n) not in known), None)
+    cancelled = backend.cancelled_members(_job_before(rundir, backend))
+    return next((job for job, n in cancelled if (job, n) not in known), None)
+
+
+def _job_before(rundir: RunDir, backend: Backend) -> str | None:
+    """Of jobs that follow each other, the one in front of this; those before it were asked for,
+    and those of an earlier submission its user knows."""
+    jobs, own = present_jobs(rundir), backend.holder().job
+    place = jobs.index(own) if own in jobs else 0
+    return jobs[place - 1] if place else None
 
 
 def _write_down(
@@ -79,8 +89,11 @@ def avoid_bad_hosts(
     rundir: RunDir, last: int, orders: Orders, succession: Succession, ledger: EventLog
 ) -> None:
     """Hosts on which links failed repeatedly get no further ones."""
-    bad = bad_hosts(past_links(rundir, orders.after_generation, last), orders.exclude_after)
+    avoided = [*orders.exclude, *setup.bad_nodes(orders)]
+    links = past_links(rundir, orders.after_generation, last)
+    bad = bad_hosts(links, orders.exclude_after, setup.one_by_one(avoided))
     known = hosts_excluded(rundir)
-    if set(bad) != set(known) and succession.avoid([*orders.exclude, *bad]):
+    every = list(dict.fromkeys([*avoided, *bad]))
+    if set(bad) != set(known) and succession.avoid(every):
         ledger.emit(Event.HOSTS_EXCLUDED, hosts=bad)
         log.warning("hosts to which no link goes, for links failed there: %s", bad or "none now")

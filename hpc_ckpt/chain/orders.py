@@ -15,6 +15,7 @@ from ..settings import parse_signal
 from ..units import parse_duration, parse_size
 from .backend import Cause
 from .patience import why_unread
+from .sbatchfile import options_of
 
 CONTINUE, RETRY, HALT = "continue", "retry", "halt"
 _REACTION_KEYS = {
@@ -97,6 +98,7 @@ class Orders:
     retries: int
     reactions: dict[Cause, str]
     exclude: tuple[str, ...]
+    """By the user or the site; some may be lists in Slurm's short form."""
     exclude_after: int
     mail: str | None
     forward: tuple[str, str] | None
@@ -105,6 +107,10 @@ class Orders:
     member: MemberOrders | None
     levels: tuple[str, ...]
     """Which levels may save for the program, in this order; none: it saves for itself."""
+    alone: bool
+    """The program writes files of its own: two links of it must never run at once."""
+    choice: dict[str, Any]
+    """What was chosen at submission, and why nothing else: level, rejected."""
     packages: dict[str, str] | None
     """Installed packages at submission by directory, if they are pinned."""
 
@@ -155,7 +161,7 @@ class Orders:
             retries=int(chain.get("retries", 5)),
             reactions={cause: str(chain.get(key, _default(key)))
                        for cause, key in _REACTION_KEYS.items()},
-            exclude=tuple(str(host) for host in spec.get("exclude") or ()),
+            exclude=_excluded(spec, profile, Path(record["cwd"])),
             exclude_after=int(rules.get("exclude_after", 2)),
             mail=spec.get("mail"),
             forward=_forward(spec.get("forward")),
@@ -164,8 +170,32 @@ class Orders:
                 int(member["index"]), str(member["name"]), dict(member["values"])
             ),
             levels=tuple(str(one["name"]) for one in present.get("levels") or ()),
+            alone=bool(record.get("alone")),
+            choice=dict(present.get("choice") or {}),
             packages=record.get("packages"),
         )  # fmt: skip
+
+
+def _excluded(spec: Mapping[str, Any], profile: Mapping[str, Any], cwd: Path) -> tuple[str, ...]:
+    """The last word counts, and lines written by hand come after the chain's own."""
+    found = tuple(str(host) for host in spec.get("exclude") or ())
+    extra = (profile.get("directives") or {}).get("extra") or ()
+    for line in (*extra, *(spec.get("sbatch") or ())):
+        for given in options_of(str(line)):
+            if given.name == "exclude" and given.value:
+                found = _hosts(given.value, cwd)
+    return found
+
+
+def _hosts(value: str, cwd: Path) -> tuple[str, ...]:
+    """With a slash it is the name of a file, as sbatch has it."""
+    if "/" not in value:
+        return (value,)
+    try:
+        lines = (cwd / value).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(word for line in lines for word in line.partition("#")[0].split())
 
 
 def _default(key: str) -> str:

@@ -8,7 +8,7 @@ Standard library only.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,11 +120,19 @@ def jobs_beside_sweep(rundir: RunDir) -> list[str]:
     return _jobs_beside(rundir, rundir.chain() or {})
 
 
+def present_jobs(rundir: RunDir) -> list[str]:
+    """Those of the present submission, oldest first; of a member, without indices of its sweep."""
+    record = rundir.chain() or {}
+    return _jobs_beside(rundir, record)[int(record.get("jobs_before") or 0) :]
+
+
 def _jobs_beside(rundir: RunDir, record: dict[str, Any]) -> list[str]:
+    # A link whose set-up failed writes into the ledger of the next generation, and takes no lease.
+    untaken = events.read(rundir.ledger_file(lease.highest(rundir) + 1))
     extended = [
-        str(record["job"])
-        for record in _all_records(rundir)
-        if record["event"] == Event.CHAIN_EXTENDED.value and "job" in record
+        str(one["job"])
+        for one in (*_all_records(rundir), *untaken)
+        if one["event"] == Event.CHAIN_EXTENDED.value and "job" in one
     ]
     return list(dict.fromkeys([*(str(job) for job in record.get("jobs") or ()), *extended]))
 
@@ -161,9 +169,9 @@ RECENT_LINKS = 20
 """A host whose failures are further back is given another chance."""
 
 
-def bad_hosts(links: Sequence[PastLink], after: int) -> list[str]:
+def bad_hosts(links: Sequence[PastLink], after: int, avoided: Collection[str] = ()) -> list[str]:
     """Hosts on which so many recent links running failed, but only while another is known that
-    was not lost itself: a chain that may run nowhere would wait for ever."""
+    was not lost itself and is not `avoided`: a chain that may run nowhere would wait for ever."""
     by_host: dict[str, list[PastLink]] = {}
     for link in links[-RECENT_LINKS:]:
         if link.host:
@@ -171,7 +179,8 @@ def bad_hosts(links: Sequence[PastLink], after: int) -> list[str]:
     if not after:
         return []
     bad = [host for host, many in by_host.items() if _all_failed(many[-after:], after)]
-    others = {link.host: link.cause for link in links if link.host and link.host not in bad}
+    none_of = {"", *bad, *avoided}
+    others = {link.host: link.cause for link in links if link.host not in none_of}
     return bad if any(cause not in _HOST_IS_GONE for cause in others.values()) else []
 
 

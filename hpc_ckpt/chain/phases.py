@@ -1,7 +1,8 @@
 """A chain of several commands: each begins when the one before it is complete.
 
-What is left of a complete command goes before the next begins: its DONE, its outcome and its
-restarts. Killed anywhere in between, the next link finishes that first.
+What is left of a complete command goes before the next begins: its DONE, its outcome, its
+restarts and what templates/dmtcp.sh keeps of an mpirun. Killed anywhere in between, the next
+link finishes that first.
 
 Standard library only: the link runner asks it.
 """
@@ -13,6 +14,9 @@ import contextlib
 import shutil
 
 from ..rundir import RunDir
+
+SCRIPTS = "dmtcp"
+"""In the run directory: checkpoints of templates/dmtcp.sh, and its word that it is complete."""
 
 
 def complete(rundir: RunDir, phase: int, generation: int) -> None:
@@ -35,8 +39,10 @@ def enter(rundir: RunDir, generation: int) -> None:
     rundir.done_file.unlink(missing_ok=True)
     rundir.outcome_file(generation).unlink(missing_ok=True)
     rundir.levels_file.unlink(missing_ok=True)
-    old = rundir.root / f".restarts-of-phase-{rundir.phase()}"
-    with contextlib.suppress(FileNotFoundError):
-        rundir.restarts.rename(old)  # the next command must not find any of them
-    shutil.rmtree(old, ignore_errors=True)
+    rundir.speaks_file.unlink(missing_ok=True)
+    for place in (rundir.restarts, rundir.root / SCRIPTS):
+        old = rundir.root / f".{place.name}-of-phase-{rundir.phase()}"
+        with contextlib.suppress(FileNotFoundError):
+            place.rename(old)  # the next command must not find any of it
+        shutil.rmtree(old, ignore_errors=True)
     rundir.write_phase(rundir.phase(), entering=False)

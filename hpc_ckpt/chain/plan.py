@@ -22,7 +22,7 @@ from .directives import Directive, dependency_of, directives
 from .members import member_name, unused
 from .profile import Backend, Partition, Profile, Sharing, Strategy
 from .spec import MOST_LINKS, Spec
-from .strategy import array_of, strategy_of, within_limits
+from .strategy import array_of, strategy_notes, strategy_of, within_limits
 from .survey import Bound, LiveLimits
 from .warnings import root_warnings
 
@@ -50,6 +50,11 @@ class Plan:
     strategy: Strategy
     links: int
     """How many are submitted at once."""
+    wanted: int
+    """How many the work is expected to take, spare ones included."""
+    budget: int
+    """How many the chain may have until it is submitted or resumed again: it extends itself up to
+    that, where the site lets it."""
     link_s: float
     total_s: float | None
     """What the user said the work takes."""
@@ -82,9 +87,8 @@ class Plan:
             f"chain     {self.name} on {self._where()}",
             f"root      {self.root}",
             *([f"members   {self._members()}"] if self.members else []),
-            f"links     at most {self.links} of {format_duration(self.link_s)} each, one at a time"
-            f" ({format_duration(self.links * self.link_s)} in all)",
-            *([] if self.strategy is Strategy.ARRAY else [f"strategy  {self.strategy.value}"]),
+            f"links     {self._links()}",
+            *([] if self.strategy is Strategy.ARRAY else [f"strategy  {self._strategy()}"]),
             *([f"work      {format_duration(self.total_s)} asked for"] if self.total_s else []),
             f"level     {self.level.chosen}: {self.level.why}",
             *(f"  not     {name}: {why}" for name, why in self.level.rejected),
@@ -95,6 +99,25 @@ class Plan:
             *([f"set-up    {self._set_up()}"] if self.backend is Backend.SLURM else []),
             *(f"note      {note}" for note in self.notes),
         ]
+
+    @property
+    def fenced(self) -> bool:
+        """Whether two links at once could do no harm."""
+        return all(choice.fenced for choice in (self.level, *self.later))
+
+    def _links(self) -> str:
+        each = format_duration(self.link_s)
+        together = f"({format_duration(self.budget * self.link_s)})"
+        if self.wanted < self.budget:
+            work = f"{self.wanted} of {each} each for the work"
+            return f"{work}, at most {self.budget} {together}, one at a time"
+        return f"at most {self.budget} of {each} each {together}, one at a time"
+
+    def _strategy(self) -> str:
+        name = self.strategy.value
+        if self.fenced or self.strategy is not Strategy.AFTERANY:
+            return name
+        return f"{name}: the program writes files of its own, so no two links may overlap"
 
     def _members(self) -> str:
         done = f"; {self.complete} are complete and left alone" if self.complete else ""
@@ -126,23 +149,21 @@ def plan_chain(
     remarks: Sequence[str] = (),
     complete: Collection[str] = (),
 ) -> Plan:
-    """The plan, or a SpecError that says what does not fit. `spec.root` must be absolute.
-
-    `complete`: members of a sweep that will not be submitted again.
-    """
+    """The plan, or a SpecError that says what does not fit. `spec.root` must be absolute;
+    `complete`: members of a sweep that will not be submitted again."""
     partitions = _partitions(spec, profile)
     live = limits or LiveLimits()
-    lead_s = parse_duration(profile.signal.lead)
     link_s = _link_time(spec, profile, partitions, live.wall)
-    links, notes = _links(spec, profile, partitions, link_s)
+    wanted, notes = _links(spec, profile, partitions, link_s)
     slurm = profile.backend is Backend.SLURM
     members = tuple(map(member_name, spec.members))
     left = [place + 1 for place, name in enumerate(members) if name not in complete]
-    strategy = strategy_of(spec, profile) if slurm else Strategy.ARRAY
+    fenced = all(choice.fenced for choice in (level, *later))
+    strategy = strategy_of(spec, profile, live, fenced=fenced) if slurm else Strategy.ARRAY
+    links = wanted
     if slurm:
-        links, more = within_limits(links, strategy, spec, profile, live, left)
-        notes += more
-    prologue = (profile.environment.prologue or "").strip("\n") or None
+        links, more = within_limits(wanted, strategy, spec, profile, live, left)
+        notes += [*more, *strategy_notes(strategy, fenced=fenced)]
     array = array_of(spec, strategy, links)
     return Plan(
         level=level,
@@ -154,9 +175,11 @@ def plan_chain(
         cwd=cwd,
         strategy=strategy,
         links=links,
+        wanted=wanted,
+        budget=spec.chain.max_links or wanted,
         link_s=link_s,
         total_s=parse_duration(spec.chain.total_time) if spec.chain.total_time else None,
-        lead_s=lead_s,
+        lead_s=parse_duration(profile.signal.lead),
         signal=profile.signal.name,
         array=array,
         members=members,
@@ -166,8 +189,8 @@ def plan_chain(
         directives=directives(spec, profile, cwd, array, link_s) if slurm else (),
         extra=(*profile.directives.extra, *spec.sbatch) if slurm else (),
         modules=profile.environment.modules if slurm else (),
-        prologue=prologue if slurm else None,
-        activations=tuple(activations) if slurm and prologue is None else (),
+        prologue=_prologue(profile) if slurm else None,
+        activations=tuple(activations) if slurm and not _prologue(profile) else (),
         policy=_policy_text(spec),
         keep=_keep_text(spec),
         tiers=_tiers_text(spec, profile),
@@ -297,7 +320,7 @@ def _check_signal_fits(profile: Profile, link_s: float, key: str) -> None:
 def _links(
     spec: Spec, profile: Profile, partitions: dict[str, Partition], link_s: float
 ) -> tuple[int, list[str]]:
-    """How many array indices to submit: what the work needs, and spare ones."""
+    """How many links to submit: what the work needs, and spare ones, within the budget."""
     most = spec.chain.max_links
     if spec.chain.total_time is None:
         return most or DEFAULT_LINKS, []
@@ -313,6 +336,10 @@ def _links(
         return links, []
     short = format_duration(links * (link_s - lost_s))
     return links, [f"{links} links give {short} of work, less than total_time; submit again then"]
+
+
+def _prologue(profile: Profile) -> str | None:
+    return (profile.environment.prologue or "").strip("\n") or None
 
 
 def _spare(total: str, profile: Profile, needed: int, *, preemptible: bool) -> int:

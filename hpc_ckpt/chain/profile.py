@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
 from enum import Enum
 from typing import Annotated, Any
 
@@ -15,6 +13,7 @@ from ..settings import parse_signal
 from ..tiers.wishes import Survives, check_storage_name, check_storage_path, parse_quota
 from ..units import parse_duration
 from .fields import Count, Duration, DurationOrZero, Line, Section, Words, checked, line, text
+from .sbatchfile import NOT_IN_A_CHAIN, options_of
 
 LONGEST_LEAD_S = 65535
 """What Slurm's --signal can count."""
@@ -28,7 +27,6 @@ ESSENTIAL = frozenset(
     {"--array", "--time", "--signal", "--export", "--output", "--open-mode", "--nodes", "--ntasks"}
 )
 """A chain that lost one of these would not be one."""
-_SHORT = {"-a": "--array", "-t": "--time", "-o": "--output", "-N": "--nodes", "-n": "--ntasks"}
 
 
 class Backend(str, Enum):
@@ -87,7 +85,9 @@ class Strategy(str, Enum):
 
 
 class ChainRules(Section):
-    strategy: Strategy = Strategy.ARRAY
+    strategy: Strategy | None = None
+    """None: array for programs with a Checkpointer, afterany for those that write files of
+    their own."""
     requeue: bool = True
     """Whether Slurm may put a job back into the queue here."""
     submit_from_compute_nodes: bool = False
@@ -156,23 +156,12 @@ def _not_ours(extra: tuple[str, ...]) -> tuple[str, ...]:
     for directive in extra:
         if not re.match(r"--[a-z]", directive):
             raise ValueError(f"{directive!r} must begin with '--', as in --constraint=ib")
-        for name in _essential_in(directive):
-            raise ValueError(f"{directive!r}: the chain itself sets {name}")
+        for given in checked(options_of)(directive):
+            if f"--{given.name}" in ESSENTIAL:
+                raise ValueError(f"{directive!r}: the chain itself sets --{given.name}")
+            if given.name in NOT_IN_A_CHAIN:
+                raise ValueError(f"{directive!r}: --{given.name}: {NOT_IN_A_CHAIN[given.name]}")
     return extra
-
-
-def _essential_in(directive: str) -> Iterator[str]:
-    """sbatch takes several options on a line, in short, and long ones by their beginnings."""
-    try:
-        words = shlex.split(directive)
-    except ValueError as error:
-        raise ValueError(f"{directive!r}: {error}") from None
-    for word in words:
-        if word.startswith("--"):
-            begun = word.partition("=")[0]
-            yield from sorted(name for name in ESSENTIAL if name.startswith(begun))
-        elif word[:2] in _SHORT:
-            yield _SHORT[word[:2]]
 
 
 Extra = Annotated[tuple[str, ...], BeforeValidator(_directives), AfterValidator(_not_ours)]

@@ -25,7 +25,7 @@ def chain_record(
 ) -> dict[str, Any]:
     """`chain` is a fresh UUID, `code` is {git, dirty}, `cwd` where the code was pinned."""
     resolved = spec.model_dump(mode="json", exclude={"members"})
-    resolved["chain"]["max_links"] = spec.chain.max_links or plan.links
+    resolved["chain"]["max_links"] = plan.budget
     resolved["chain"]["link_time"] = spec.chain.link_time or format_duration(plan.link_s)
     return {
         "format_version": 1,
@@ -34,16 +34,22 @@ def chain_record(
         "created": created,
         "version": __version__,
         "command": resolved["command"],
-        "argv": spec.argv,
+        "argv": [*plan.level.before, *spec.argv],
         "cwd": str(cwd or plan.cwd),
         "threads": _threads(spec, profile),
         "backend": profile.backend.value,
         "levels": list(plan.level.entries),
+        "choice": plan.level.told(),
         "then": [
-            {"argv": phase.argv, "levels": list(choice.entries)}
+            {
+                "argv": [*choice.before, *phase.argv],
+                "levels": list(choice.entries),
+                "choice": choice.told(),
+            }
             for phase, choice in zip(spec.then, plan.later, strict=True)
         ],
         "lead_s": None if spec.lead is None else parse_duration(spec.lead),
+        "alone": not plan.fenced,
         "strategy": plan.strategy.value,
         "links": plan.links,
         "gpus": plan.gpus,

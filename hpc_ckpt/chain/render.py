@@ -43,6 +43,7 @@ def render(plan: Plan, *, python: str) -> str:
             python=python,
             root=str(plan.root),
             strategy=plan.strategy.value,
+            array=plan.array is not None,
             sweep=bool(plan.members),
             group=plan.group,
         )

@@ -18,9 +18,10 @@ from .complaints import first_complaint
 from .directives import without_dependency
 from .layers import Loaded
 from .plan import Plan
+from .planning import make_plan
 from .profile import Backend, Profile
 from .spec import Spec
-from .submit import make_plan, submit_loaded
+from .submit import submit_loaded
 from .yamltext import Value, at_path, from_python
 
 

@@ -48,6 +48,20 @@ ALIASES = {
     "cluster": "clusters", "share": "oversubscribe", "tasks-per-node": "ntasks-per-node",
     "workdir": "chdir",
 }  # fmt: skip
+OF_THE_SUBMISSION = frozenset(
+    {"help", "ignore-pbs", "parsable", "quiet", "test-only", "usage", "verbose", "version", "wait"}
+)
+NOT_IN_A_CHAIN = {
+    **dict.fromkeys(OF_THE_SUBMISSION, "tells sbatch how to submit; hpc-ckpt submits"),
+    **dict.fromkeys(
+        ("clusters", "cluster-constraint"),
+        "a chain lives on the cluster it is submitted on; log in there",
+    ),
+    "error": "what the program prints goes to logs/ in the run directory: hpc-ckpt logs",
+    "export-file": "the chain's jobs start with NONE; source it in the script",
+    "wrap": "not in a script: hpc-ckpt submit -- COMMAND does the same",
+}
+"""Options that no script of a chain may have, and why; those that it has itself are not here."""
 _KNOWN = FLAGS | OPTIONAL | VALUED | ALIASES.keys()
 _SHELLS = re.compile(r"(?:ba|da|z|k)?sh")
 
@@ -102,6 +116,11 @@ def read_script(text: str, shown: str) -> BatchScript:
         body.append(Line(number, line))
     shell = _shell(lines[0], shown)
     return BatchScript(lines[0], shell, tuple(_options(words, shown)), tuple(body))
+
+
+def options_of(directive: str) -> tuple[Given, ...]:
+    """The options of one #SBATCH line; SpecError for what sbatch would refuse as well."""
+    return tuple(_options(_words(f"{MAGIC[0]} {directive}", 1, directive), directive))
 
 
 def _lines(text: str, shown: str) -> list[str]:

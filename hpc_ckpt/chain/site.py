@@ -22,6 +22,7 @@ from ..units import parse_duration
 from . import slurm
 from .layers import load
 from .profile import Backend, Profile
+from .surroundings import ENV_FENCE, ENV_FENCING
 
 log = logging.getLogger("hpc_ckpt.task")
 
@@ -46,7 +47,7 @@ MODULES = (
 _OF_A_JOB = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI")
 _OF_A_LINK = (
     rundir.ENV_ROOT, rundir.ENV_GENERATION, rundir.ENV_NOTICE, rundir.ENV_DEADLINE,
-    rundir.ENV_OUTCOME, rundir.ENV_SETTINGS, rundir.ENV_BACKEND,
+    rundir.ENV_OUTCOME, rundir.ENV_SETTINGS, rundir.ENV_BACKEND, ENV_FENCE, ENV_FENCING,
 )  # fmt: skip
 _KEPT = frozenset({"SLURM_CONF", "SUBMITIT_LOG_LEVEL"})
 
@@ -170,7 +171,9 @@ def refuse_if_live(places: Sequence[RunDir], *, on_slurm: bool) -> None:
 def queue() -> set[str] | None:
     """Everything this user has in the queue, array members one by one; None: no answer."""
     try:
-        text = slurm.run_command(["squeue", "--me", "--array", "--noheader", "--format=%i"])
+        text = slurm.run_command(
+            ["squeue", "--me", "--all", "--array", "--noheader", "--format=%i"]
+        )
     except SchedulerError:
         return None
     return set(text.split())

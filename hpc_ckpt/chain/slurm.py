@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from ..errors import SchedulerError
 from ..units import parse_duration
 from .backend import Cause, JobRecord, Queued
 from .evidence import of_state
+from .reasons import never_begins
 
 COMMAND_TIMEOUT_S = 30.0
 IS_IT_THERE_TIMEOUT_S = 5.0
@@ -31,11 +32,12 @@ _AWAY = (
     "zero bytes", "no answer", "connect failure", "slurmctld is not",
 )  # fmt: skip
 
-_NEVER_BEGINS = re.compile(
-    r"JobHeldAdmin|JobHoldMaxRequeue|requeued[ _]held|DependencyNeverSatisfied",
-    re.IGNORECASE,
+_IS_UP = re.compile(
+    r"(?:idle|mixed|allocated|completing|draining|drained|reserved|planned|maint)[$@^~#!%+-]?"
 )
-"""Why a job is pending that never begins by itself. One that its user holds is meant to wait."""
+
+_JOB_NAME = re.compile(r"(?<=\sJobName=).*?(?=\sUserId=)")
+_FIELD = re.compile(r"(?:^|\s)([A-Z][\w:/]*)=(.*?)(?=\s[A-Z][\w:/]*=|\s*$)")
 
 Runner = Callable[[Sequence[str]], str]
 CallFailed = subprocess.SubprocessError
@@ -69,6 +71,9 @@ def run_command(argv: Sequence[str], timeout_s: float | None = COMMAND_TIMEOUT_S
     if argv[0] == "sbatch":
         # They outrank the script's own lines, and would be gone when the chain extends itself.
         environment = {k: v for k, v in environment.items() if not k.startswith("SBATCH_")}
+    # A user's own choice of states or partitions would hide jobs and nodes from us.
+    own = ("SQUEUE_", "SINFO_")
+    environment = {k: v for k, v in environment.items() if not k.startswith(own)}
     environment["SLURM_TIME_FORMAT"] = "%s"  # times as unix seconds
     try:
         done = subprocess.run(
@@ -76,6 +81,7 @@ def run_command(argv: Sequence[str], timeout_s: float | None = COMMAND_TIMEOUT_S
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="surrogateescape",  # a path may hold any byte
             timeout=timeout_s,
             env=environment,
             check=False,
@@ -91,11 +97,16 @@ def run_command(argv: Sequence[str], timeout_s: float | None = COMMAND_TIMEOUT_S
 
 # ── parsing ───────────────────────────────────────────────────────────────────────────────
 def parse_record(text: str) -> dict[str, str]:
-    """`scontrol -o show …` as a mapping; values with spaces are cut at the next Key=."""
-    return {
-        match[1]: match[2].strip()
-        for match in re.finditer(r"(?:^|\s)([A-Z][\w:/]*)=(.*?)(?=\s[A-Z][\w:/]*=|\s*$)", text)
-    }
+    """`scontrol -o show …` as a mapping; values with spaces are cut at the next Key=.
+
+    People may write Key=value into a comment or a name. The first of a key counts, for comments
+    come late; the name of a job comes early, and ends where its user is told.
+    """
+    named = _JOB_NAME.search(text)
+    fields = {} if named is None else {"JobName": named[0]}
+    for match in _FIELD.finditer(_JOB_NAME.sub("", text, count=1)):
+        fields.setdefault(match[1], match[2].strip())
+    return fields
 
 
 def parse_time(text: str | None) -> float | None:
@@ -113,10 +124,65 @@ def parse_submitted(text: str) -> str:
     return match[1]
 
 
-def parse_pending(text: str) -> list[str]:
-    """From `squeue --format="%i %r"`: the ids, but not of what waits for ever."""
-    lines = (line.strip().partition(" ") for line in text.splitlines() if line.strip())
-    return [job for job, _, reason in lines if not _NEVER_BEGINS.search(reason)]
+@dataclass(frozen=True)
+class InQueue:
+    """One job, or one member of an array, that this user has in the queue."""
+
+    id: str
+    """As 812_3 or 815."""
+    state: str = ""
+    reason: str = ""
+    script: str = ""
+    """The file that sbatch was given."""
+
+    @property
+    def array(self) -> str:
+        """The id of all of it, as sbatch said it."""
+        return self.id.partition("_")[0]
+
+    @property
+    def will_begin(self) -> bool:
+        return self.state == "PENDING" and not never_begins(self.reason)
+
+    @property
+    def is_stuck(self) -> bool:
+        """It waits, or will once it has left its node, for something that does not come."""
+        return self.state in ("PENDING", "COMPLETING") and never_begins(self.reason)
+
+    def is_of(self, jobs: Collection[str]) -> bool:
+        """Whether it belongs to these, which are whole arrays or single members."""
+        return self.id in jobs or self.array in jobs
+
+
+def parse_queue(text: str) -> list[InQueue]:
+    """From `squeue --format="%i|%T|%r|%o"`."""
+    lines = (line.strip().split("|", 3) for line in text.splitlines() if line.strip())
+    return [InQueue(*fields) for fields in lines]
+
+
+def answer(states: str) -> bool:
+    """From `sinfo --format=%T` of some nodes: all are up. A star says that one does not answer."""
+    found = states.split()
+    return bool(found) and all(_IS_UP.fullmatch(state) for state in found)
+
+
+def are_ending(states: str) -> bool:
+    """Whether a job is being ended on one of them now."""
+    return any(state.startswith("completing") or state.endswith("+") for state in states.split())
+
+
+def nodes_like(node: str, text: str) -> list[str]:
+    """From `sinfo --Node --format=%N|%T|%G|%f`: other ones that take jobs, with the same GPUs and
+    features."""
+    rows = (line.strip().split("|", 3) for line in text.splitlines() if line.count("|") >= 3)
+    every = {name: (state, rest) for name, state, *rest in rows}
+    own = every.pop(node, ("", None))[1]
+    takes_jobs = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
+    return [
+        name
+        for name, (state, rest) in every.items()
+        if rest == own and state.startswith(takes_jobs) and not state.endswith("*")
+    ]
 
 
 def job_record(record: Mapping[str, str], restarts_before: int) -> JobRecord:
@@ -141,6 +207,8 @@ def _cause(record: Mapping[str, str], restarts_before: int) -> Cause | None:
     state = record.get("JobState", "")
     if _is_cancelled(state):
         return Cause.CANCELLED  # somebody did so in the grace of a preemption, too
+    if of_state(state) is Cause.NODE_FAILURE:
+        return Cause.NODE_FAILURE  # it is not put back: --no-requeue
     if parse_time(record.get("PreemptTime")) is not None:
         return Cause.PREEMPTED
     if record.get("Reason") == "TimeLimit" or state.startswith("TIMEOUT"):
@@ -170,16 +238,29 @@ def past_record(record: Mapping[str, str], restarts_then: int) -> JobRecord:
     )
 
 
+def is_unknown_run(record: Mapping[str, str], restarts: int) -> bool:
+    """Whether Slurm takes the run with that many restarts, which is under way, for one to come:
+    its controller has lost what it knew of the start."""
+    return record.get("JobState") == "PENDING" and _restarts(record) == restarts
+
+
 def cancelled_members(text: str) -> list[tuple[str, int]]:
     """Of `scontrol -o show job ARRAY`: those that had a node, as (812_3, restarts)."""
     records = map(parse_record, text.splitlines())
     return [
-        (f"{record['ArrayJobId']}_{record['ArrayTaskId']}", _restarts(record))
+        (_qualified(record), _restarts(record))
         for record in records
         if _is_cancelled(record.get("JobState", ""))
         and record.get("NodeList", "(null)") not in ("", "(null)")
-        and {"ArrayJobId", "ArrayTaskId"} <= record.keys()
+        and "JobId" in record
     ]
+
+
+def _qualified(record: Mapping[str, str]) -> str:
+    """The id of a member as 812_3, that of a job as it is."""
+    if {"ArrayJobId", "ArrayTaskId"} <= record.keys():
+        return f"{record['ArrayJobId']}_{record['ArrayTaskId']}"
+    return record["JobId"]
 
 
 def _restarts(record: Mapping[str, str]) -> int:
@@ -200,7 +281,8 @@ def submit_script(script: Path, *options: str) -> str:
 
     Without a limit of ours: sbatch has its own, and one that was cut off may have submitted.
     """
-    return parse_submitted(run_command(["sbatch", "--parsable", *options, str(script)], None))
+    named = os.path.realpath(script)  # the name that the queue has of it, see unanswered.py
+    return parse_submitted(run_command(["sbatch", "--parsable", *options, named], None))
 
 
 def live_jobs(job_ids: Sequence[str], run: Runner = run_command) -> list[str]:
@@ -217,19 +299,11 @@ def live_jobs(job_ids: Sequence[str], run: Runner = run_command) -> list[str]:
     return sorted(set(text.split()))
 
 
-def pending(job_ids: Sequence[str], run: Runner = run_command) -> list[str]:
-    """Members of these jobs that will begin, as 812_3 or 815; one squeue for all."""
-    if not job_ids:
-        return []
-    wanted = f"--jobs={','.join(job_ids)}"
-    try:
-        states = ("--states=PENDING", "--format=%i %r")
-        text = run(["squeue", "--noheader", "--array", *states, wanted])
-    except SchedulerError as error:
-        if not is_forgotten(error):
-            raise
-        return [] if len(job_ids) == 1 else [j for i in job_ids for j in pending([i], run)]
-    return parse_pending(text)
+def in_queue(run: Runner = run_command) -> list[InQueue]:
+    """All that this user has there, members of arrays one by one; one squeue. Also in partitions
+    that a site hides: what is not seen would be taken for gone."""
+    asked = ["squeue", "--me", "--all", "--array", "--noheader", "--format=%i|%T|%r|%o"]
+    return parse_queue(run(asked))
 
 
 def cancel_pending(job_id: str, run: Runner = run_command) -> None:
@@ -242,13 +316,19 @@ def cancel(job_id: str, run: Runner = run_command) -> None:
     run(["scancel", job_id])
 
 
-def requeue(job_id: str, run: Runner = run_command) -> None:
-    """Back into the queue; one that Slurm has put there already is what was wanted."""
+def requeue(job_id: str, run: Runner = run_command) -> bool:
+    """Back into the queue; False: it was there already."""
     try:
         run(["scontrol", "requeue", job_id])
     except SchedulerError as error:
         if "pending" not in error.stderr.lower():
             raise
+        return False
+    return True
+
+
+def release(job_id: str, run: Runner = run_command) -> None:
+    run(["scontrol", "release", job_id])
 
 
 def update_job(job_id: str, run: Runner = run_command, **fields: str) -> None:
@@ -276,10 +356,17 @@ def is_away(error: SchedulerError) -> bool:
     return error.returncode is None or any(word in said for word in _AWAY)
 
 
-def cluster_name() -> str | None:
+def may_have_submitted(error: SchedulerError) -> bool:
+    """Whether an sbatch that failed may have done its work all the same: nobody answered, it was
+    killed while it waited, or its answer made no sense."""
+    return is_away(error) or error.returncode is None or error.returncode <= 0
+
+
+def cluster_name(run: Runner | None = None) -> str | None:
     """The live cluster's name, or None where no Slurm answers."""
     try:
-        text = run_command(["scontrol", "show", "config"], IS_IT_THERE_TIMEOUT_S)
+        asked = ["scontrol", "show", "config"]
+        text = run(asked) if run else run_command(asked, IS_IT_THERE_TIMEOUT_S)
     except SchedulerError:
         return None
     match = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
@@ -315,4 +402,5 @@ def _limit(text: str) -> float | None:
 
 
 def live_partitions(run: Runner = run_command) -> list[LivePartition]:
-    return parse_partitions(run(["scontrol", "-o", "show", "partition"]))
+    """Also those that a site hides: jobs can be submitted to them."""
+    return parse_partitions(run(["scontrol", "--all", "-o", "show", "partition"]))

@@ -268,7 +268,7 @@ class Spec(Section):
     """How many members of a sweep run at once; all that the cluster lets if not said."""
     forward: Forward | None = None
     mail: Line | None = None
-    """One mail when the chain ends, whatever the number of links."""
+    """One mail when the chain ends, whatever the number of links, complete or not."""
     reservation: Line | None = None
     exclude: Words = ()
     """Hosts that are never used."""

@@ -14,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from ..levels.namespaces import adopt_orphans
+from ..levels.orphans import end_descendants
 from ..levels.program import tree_of
 from ..rundir import RunDir
 from .backend import Backend
@@ -25,6 +27,8 @@ def start(
     rundir: RunDir, orders: Orders, backend: Backend, generation: int
 ) -> subprocess.Popen[bytes]:
     """Raises OSError if there is no such program."""
+    if not backend.enforces_end:
+        adopt_orphans()  # of a steward that is killed: no scheduler ends them
     log = rundir.log_file(generation)
     with contextlib.ExitStack() as stack:
         # srun writes the log itself.
@@ -42,8 +46,21 @@ def start(
         )
 
 
-def kill(child: subprocess.Popen[bytes]) -> None:
-    """The child with its group, and all that descend from it; nothing once it has ended."""
+def poll(child: subprocess.Popen[bytes]) -> int | None:
+    """Its exit code once it has ended. Orphans that have ended do not stay as zombies."""
+    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while (code := child.poll()) is None:
+        ended = os.waitid(os.P_ALL, 0, look)
+        if ended is None:
+            break
+        if ended.si_pid != child.pid:
+            os.waitpid(ended.si_pid, 0)
+    return code
+
+
+def kill(child: subprocess.Popen[bytes], backend: Backend) -> None:
+    """The child with its group, and all that descend from it; once it has ended, what it has left
+    behind, where no scheduler does that."""
     if child.poll() is None:
         descendants = tree_of(child.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -53,6 +70,8 @@ def kill(child: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         child.wait()
+    if not backend.enforces_end:
+        end_descendants()
 
 
 def _argv(orders: Orders) -> Sequence[str]:

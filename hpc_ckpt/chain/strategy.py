@@ -8,13 +8,29 @@ from collections.abc import Sequence
 from ..errors import SpecError
 from .cluster import least
 from .profile import Profile, Strategy
+from .sbatchfile import options_of
 from .spec import Spec
 from .survey import Bound, LiveLimits
 
+MOST_JOBS = 100
+"""Of afterany at once: each is a call of sbatch, and one more record for the scheduler to keep."""
 
-def strategy_of(spec: Spec, profile: Profile) -> Strategy:
+
+def strategy_of(
+    spec: Spec, profile: Profile, live: LiveLimits | None = None, *, fenced: bool = True
+) -> Strategy:
+    """`fenced`: whether a link that is overtaken can do no harm. Where it can, Slurm itself must
+    keep links apart, and an array's %1 does not: the next starts in the last one's kill wait."""
     rules = profile.chain
-    wanted = spec.chain.strategy or rules.strategy
+    default = Strategy.ARRAY if fenced else Strategy.AFTERANY
+    wanted = spec.chain.strategy or rules.strategy or default
+    if wanted is Strategy.ARRAY and _most_array(profile, live or LiveLimits()) == 0:
+        if spec.chain.strategy is Strategy.ARRAY:
+            raise SpecError(
+                f"chain.strategy: {profile.cluster} takes no job arrays (MaxArraySize); "
+                "leave it out, or write afterany"
+            )
+        wanted = Strategy.AFTERANY
     if spec.members:
         wanted = _of_sweep(spec, profile)
         if spec.parallel and wanted is Strategy.RESUBMIT:
@@ -28,12 +44,48 @@ def strategy_of(spec: Spec, profile: Profile) -> Strategy:
             f"chain.strategy: requeue is not allowed by the profile of {profile.cluster} "
             "(chain.requeue: false); write array"
         )
+    if wanted is Strategy.REQUEUE:
+        _check_may_come_back((*profile.directives.extra, *spec.sbatch))
     if wanted is Strategy.RESUBMIT and not rules.submit_from_compute_nodes:
         raise SpecError(
             "chain.strategy: resubmit needs sbatch on compute nodes, which the profile of "
             f"{profile.cluster} does not allow (chain.submit_from_compute_nodes); write array"
         )
     return wanted
+
+
+def _check_may_come_back(lines: Sequence[str]) -> None:
+    """The last word counts, and these lines come after the chain's own."""
+    for directive in lines:
+        if any(given.name == "no-requeue" for given in options_of(directive)):
+            raise SpecError(
+                f"{directive!r}: chain.strategy is requeue, and Slurm would not put the job back; "
+                "leave that out, or write strategy: array"
+            )
+
+
+def strategy_notes(strategy: Strategy, *, fenced: bool) -> list[str]:
+    """What people should know of it."""
+    if fenced or strategy is not Strategy.ARRAY:
+        return []
+    return [
+        "chain.strategy is array, and this program writes files of its own: Slurm can start a link "
+        "while the last one is still being ended, and it then waits for that; with afterany it "
+        "does not start"
+    ]
+
+
+def _later_notes(links: int, budget: int | None, *, extends: bool) -> list[str]:
+    """How links come about that the budget allows and that are not submitted now."""
+    if budget is None or links >= budget:
+        return []
+    now = f"{links} links are submitted now"
+    if extends:
+        return [f"{now}; the chain submits further ones itself"]
+    return [
+        f"{now}; this site lets no compute node submit more (chain.submit_from_compute_nodes): "
+        f"further ones take 'hpc-ckpt resume', which counts the {budget} anew"
+    ]
 
 
 def _of_sweep(spec: Spec, profile: Profile) -> Strategy:
@@ -72,8 +124,7 @@ def within_limits(
     `left`: the indices of a sweep's members that are to be submitted.
     """
     notes = _running_notes(spec, live.running, len(left))
-    indices = least(profile.limits.max_array, live.max_array)
-    most_array = None if indices is None else indices - 1
+    most_array = _most_array(profile, live)
     room = None if live.submit is None else int(live.submit.most)
     most_jobs = least(profile.limits.max_submit, room)
     said = "" if live.submit is None or most_jobs != room else f": {live.submit.by}"
@@ -89,12 +140,21 @@ def within_limits(
         return links, notes
     if extends and most_jobs is not None and links > most_jobs > 1:
         most_jobs -= 1  # a link that extends the chain is in the queue itself
-    most = least(most_jobs, most_array if strategy is Strategy.ARRAY else None)
+    most = least(most_jobs, most_array if strategy is Strategy.ARRAY else MOST_JOBS)
     if most is None or links <= most:
-        return links, notes
+        return links, [*_later_notes(links, spec.chain.max_links, extends=extends), *notes]
     rest = "the chain extends itself" if extends else "submit again when they are used up"
-    note = f"this site takes {most} links at once instead of {links}{said}; {rest}"
-    return max(1, most), [note, *notes]
+    ours = strategy is Strategy.AFTERANY and most == MOST_JOBS
+    at_once = f"at once instead of {links}"
+    taken = f"{most} jobs are submitted {at_once}" if ours else None
+    note = taken or f"this site takes {most} links {at_once}{said}"
+    return max(1, most), [f"{note}; {rest}", *notes]
+
+
+def _most_array(profile: Profile, live: LiveLimits) -> int | None:
+    """Indices from 1 on: MaxArraySize is above the highest, and 0 where there are no arrays."""
+    indices = least(profile.limits.max_array, live.max_array)
+    return None if indices is None else max(0, indices - 1)
 
 
 def _check_sweep_fits(

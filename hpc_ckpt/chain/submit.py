@@ -19,35 +19,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import fsio, lease
-from ..errors import SchedulerError, SpecError
-from ..levels.base import Kind, Work
-from ..levels.choice import Choice
-from ..levels.choose import choose
-from ..levels.recipe import Recipe, load_recipes
+from .. import fsio
+from ..errors import SchedulerError, SpecError, Unanswered
 from ..provenance import git_version
 from ..rundir import RunDir
 from ..settings import ENV_PREFIX
 from ..units import format_duration
-from . import pinning, slurm
-from .activation import active
-from .claim import claimed_directory
-from .cluster import Survey
+from . import pinning, setup, slurm, unanswered
+from .claim import add_jobs, claimed_directory, counted_anew, encode, refuse_another_command
 from .command import check_command
 from .directives import dependency_of
-from .freeze import freeze
+from .freeze import freeze, is_frozen
 from .layers import Loaded, load
 from .ledger import ChainStatus, State, read_status
-from .members import member_name
 from .past import jobs_of
-from .plan import Plan, plan_chain
-from .profile import Backend, Strategy, directive_name
+from .plan import Plan
+from .planning import make_plan
+from .profile import Backend, Strategy
 from .record import chain_record
 from .render import render
 from .runs import remember
-from .spec import Phase, Spec
 from .stopping import BY_THE_USER, How, stop_chain
-from .survey import LiveLimits, limits, take_survey
 
 SCRIPT_NAME = "chain.sbatch"
 LOOK_EVERY_S = 2.0
@@ -108,109 +100,15 @@ def submit(spec: str | os.PathLike[str] | Mapping[str, Any], profile: str | None
     return Chain(plan.root)
 
 
-def make_plan(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str], live: bool = False) -> Plan:
-    """The plan of what was loaded, with the environment that is active here.
-
-    `live`: within the limits of the cluster, which is asked for them.
-    """
-    found = _survey() if live and loaded.profile.backend is Backend.SLURM else None
-    spec, profile = loaded.spec, loaded.profile
-    level, later = _levels(loaded, cwd, environ)
-    return plan_chain(
-        spec,
-        profile,
-        cwd=cwd,
-        level=level,
-        later=later,
-        activations=active(environ),
-        limits=None if found is None else _limits(found, loaded),
-        home=environ.get("HOME"),
-        remarks=() if found is None else _maintenance(found),
-        complete=_complete(spec),
-    )
-
-
-def _complete(spec: Spec) -> set[str]:
-    """Members of a sweep whose work is done: they are not submitted again."""
-    names = map(member_name, spec.members)
-    return {name for name in names if RunDir(Path(spec.root, name)).done() is not None}
-
-
-def _levels(loaded: Loaded, cwd: Path, environ: Mapping[str, str]) -> tuple[Choice, list[Choice]]:
-    """Of the command, and of those that follow it."""
-    recipes = load_recipes(cwd, environ)
-    asked: list[Spec | Phase] = [loaded.spec, *loaded.spec.then]
-    level, *later = (_level(loaded, one, recipes, cwd, environ) for one in asked)
-    if sum(choice.chosen == Kind.MODEL.value for choice in (level, *later)) > 1:
-        # One run directory holds the checkpoints of one program.
-        raise SpecError(
-            "then: only one command of a chain may use a Checkpointer; give the others chains "
-            "of their own"
-        )
-    return level, later
-
-
-def _level(
-    loaded: Loaded,
-    asked: Spec | Phase,
-    recipes: Sequence[Recipe],
-    cwd: Path,
-    environ: Mapping[str, str],
-) -> Choice:
-    tools = loaded.profile.tools.model_dump(mode="json")
-    gpus = int(bool(loaded.spec.resources.gpus))
-    work = Work(argv=tuple(asked.argv), cwd=cwd, environ=environ, gpus=gpus)
-    try:
-        return choose(work, asked.level, recipes=recipes, recipe=asked.recipe, tools=tools)
-    except SpecError as error:
-        written = loaded.spec_value.at(("recipe",))
-        if written is None or not str(error).startswith("recipe: "):
-            raise
-        raise SpecError(f"{written.origin}: {error}") from None
-
-
-def _limits(found: Survey, loaded: Loaded) -> LiveLimits:
-    return limits(
-        found,
-        loaded.profile,
-        account=_asked(loaded, "account", loaded.spec.account),
-        qos=_asked(loaded, "qos", loaded.spec.qos),
-        partitions=loaded.spec.partition,
-    )
-
-
-def _asked(loaded: Loaded, name: str, given: str | None) -> str | None:
-    """As sbatch will understand it: the script's last line about it counts."""
-    for line in (*loaded.profile.directives.extra, *loaded.spec.sbatch):
-        if directive_name(line) == f"--{name}":
-            given = line[len(name) + 3 :].strip()
-    return given
-
-
-def _survey() -> Survey | None:
-    """None where the cluster does not answer: that is said when the chain is submitted."""
-    try:
-        return take_survey()
-    except SchedulerError:
-        return None
-
-
-def _maintenance(found: Survey) -> list[str]:
-    """A link that would reach into it does not start before it is over."""
-    return [
-        f"maintenance {one.name} from {time.strftime('%Y-%m-%d %H:%M', time.localtime(one.start))}"
-        ": longer links wait until it is over; chain.min_time lets Slurm shorten them"
-        for one in found.maintenance or ()
-        if one.start is not None and (one.end or one.start) > time.time()
-    ]
-
-
 def render_loaded(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str]) -> str:
     return render(make_plan(loaded, cwd=cwd, environ=environ), python=sys.executable)
 
 
 def submit_loaded(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> list[str]:
-    """The ids of the array or jobs. Nothing half-made is left behind if they cannot be had."""
+    """The ids of the array or jobs. Nothing half-made is left behind if they cannot be had.
+
+    Unanswered: they may exist, so the run directory stays as they need it.
+    """
     if plan.backend is not Backend.SLURM:
         raise SpecError(
             "no Slurm here: run the chain on this machine with 'hpc-ckpt run', or name a "
@@ -224,9 +122,11 @@ def submit_loaded(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> 
     with uninterrupted(), _run_directory(loaded, plan) as rundir:
         path = rundir.root / SCRIPT_NAME
         fsio.write_atomic(path, os.fsencode(script))
-        jobs = _sbatch_all(path, plan)
-        _add_jobs(rundir, jobs)
+        jobs, lost = _sbatch_all(path, plan, jobs_of(rundir))
+        add_jobs(rundir, jobs)
     remember(plan.root, plan.name, environ)
+    if lost is not None:
+        raise lost
     return jobs
 
 
@@ -240,18 +140,26 @@ def uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _sbatch_all(script: Path, plan: Plan) -> list[str]:
-    """One job or array; for afterany each job behind the one before. All of them or none."""
-    jobs, asked = [sbatch(script)], dependency_of(plan.extra)
-    while plan.strategy is Strategy.AFTERANY and len(jobs) < plan.links:
+def _sbatch_all(
+    script: Path, plan: Plan, known: Sequence[str]
+) -> tuple[list[str], Unanswered | None]:
+    """One job or array; for afterany each job behind the one before. All of them or none, unless
+    an answer is lost: what is known to exist then stays, and the error is told."""
+    jobs: list[str] = []
+    wanted = plan.links if plan.strategy is Strategy.AFTERANY else 1
+    asked = dependency_of(plan.extra)
+    while len(jobs) < wanted:
+        options = [f"--dependency={_behind(jobs[-1], asked)}"] if jobs else []
         try:
-            jobs.append(sbatch(script, f"--dependency={_behind(jobs[-1], asked)}"))
+            jobs.append(sbatch(script, *options, known=[*known, *jobs]))
+        except Unanswered as lost:
+            return jobs, lost
         except BaseException:  # all of them or none; then raised again
             for job in reversed(jobs):
                 with contextlib.suppress(SchedulerError):
                     slurm.cancel(job)
             raise
-    return jobs
+    return jobs, None
 
 
 def _behind(job: str, asked: str | None) -> str:
@@ -261,9 +169,14 @@ def _behind(job: str, asked: str | None) -> str:
     return f"afterany:{job}" + (f",{asked}" if asked and "?" not in asked else "")
 
 
-def sbatch(script: Path, *options: str) -> str:
+def sbatch(
+    script: Path, *options: str, known: Sequence[str] = (), indices: Sequence[int] | None = None
+) -> str:
+    """`known`: live jobs of this script, or of its `indices`; any other one is a lost answer."""
     try:
-        return slurm.submit_script(script, *options)
+        return unanswered.submit(script, *options, known=known, indices=indices)
+    except Unanswered:
+        raise
     except SchedulerError as error:
         raise SpecError(f"sbatch refused the chain: {' '.join(error.stderr.split())}") from None
 
@@ -304,9 +217,12 @@ def prepare(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str]) -> Prepare
 def _run_directory(loaded: Loaded, plan: Plan) -> Iterator[RunDir]:
     """Made or taken up again, and claimed for this submission; as it was if that fails."""
     rundir = RunDir(plan.root)
-    changed = [rundir.chain_file, rundir.halt_file, rundir.root / SCRIPT_NAME]
-    with claimed_directory(rundir, changed, group=plan.group):
+    script = rundir.root / SCRIPT_NAME
+    changed = [rundir.chain_file, rundir.halt_file, script]
+    submits = script if plan.backend is Backend.SLURM else None
+    with claimed_directory(rundir, changed, group=plan.group, script=submits):
         write_chain(rundir, loaded, plan, pin(loaded, plan, rundir.root))
+        setup.forget(rundir.logs)
         yield rundir
 
 
@@ -323,19 +239,22 @@ class Pinned:
 def pin(loaded: Loaded, plan: Plan, home: Path) -> Pinned:
     prefixes = [one.prefix for one in plan.activations]
     return Pinned(
-        code=git_version(plan.cwd),
+        code=_version(plan.cwd, home),
         cwd=_frozen_code(loaded, plan, home),
         packages=pinning.record(prefixes) if loaded.spec.pin.environment else None,
     )
 
 
+def _version(cwd: Path, home: Path) -> dict[str, str | bool] | None:
+    if is_frozen(cwd, home):  # git would speak of whatever is around the copy
+        known: dict[str, str | bool] | None = (RunDir(home).chain() or {}).get("code")
+        return known
+    return git_version(cwd)
+
+
 def _frozen_code(loaded: Loaded, plan: Plan, home: Path) -> Path | None:
-    """A new copy for each submission."""
     kind = loaded.spec.pin.code
-    if kind is None:
-        return None
-    number = 1 + len(list(home.glob("code-*")))
-    return freeze(kind, plan.cwd, home / f"code-{number:04d}")
+    return None if kind is None else freeze(kind, plan.cwd, home)
 
 
 def write_chain(
@@ -356,19 +275,19 @@ def write_chain(
         code=pinned.code,
         cwd=pinned.cwd,
     )
-    record["after_generation"] = lease.highest(rundir)
-    record["jobs"] = list(old.get("jobs") or ())
+    refuse_another_command(rundir, record)
+    record.update(counted_anew(rundir))
     record["environment"] = _overrides(loaded)
     if pinned.packages is not None:
         record["packages"] = pinned.packages
-    fsio.write_atomic(rundir.chain_file, _encode({**record, **(more or {})}))
+    fsio.write_atomic(rundir.chain_file, encode({**record, **(more or {})}))
     rundir.halt_file.unlink(missing_ok=True)
 
 
 def take_up_again(rundir: RunDir) -> None:
     """A stopped chain as it is, for new links that count from here."""
-    record = {**(rundir.chain() or {}), "after_generation": lease.highest(rundir)}
-    fsio.write_atomic(rundir.chain_file, _encode(record))
+    record = {**(rundir.chain() or {}), **counted_anew(rundir)}
+    fsio.write_atomic(rundir.chain_file, encode(record))
     rundir.halt_file.unlink(missing_ok=True)
 
 
@@ -386,13 +305,3 @@ def _overrides(loaded: Loaded) -> dict[str, str]:
     if "tiers" in asked:
         found["tiers"] = json.dumps(loaded.spec.tiers)
     return {ENV_PREFIX + key.upper().replace(".", "__"): value for key, value in found.items()}
-
-
-def _add_jobs(rundir: RunDir, jobs: list[str]) -> None:
-    record = rundir.chain() or {}
-    record["jobs"] = [*record.get("jobs", ()), *jobs]
-    fsio.write_atomic(rundir.chain_file, _encode(record))
-
-
-def _encode(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record, indent=1) + "\n").encode("utf-8", "surrogateescape")

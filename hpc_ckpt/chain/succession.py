@@ -14,14 +14,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..errors import SchedulerError
+from ..errors import SchedulerError, Unanswered
 from ..events import Event, EventLog
 from ..rundir import RunDir
-from . import slurm
+from . import setup, slurm, unanswered
 from .allocation import SlurmBackend
 from .backend import Succession
 from .orders import Orders
 from .past import hosts_excluded, jobs_of
+from .sweep import all_over
+from .unanswered import arrays_unknown, running_script
 
 log = logging.getLogger("hpc_ckpt.link")
 
@@ -50,6 +52,13 @@ class _OnSlurm:
             )
         except SchedulerError as error:
             log.warning("no mail will be sent: %s", error.stderr)
+
+    def _say_last(self, why: str) -> None:
+        """Also by mail, however this job ends: nothing runs after it that could send the one."""
+        self.ledger.emit(Event.NOTHING_FOLLOWS, reason=why)
+        log.warning("this is the last link that was submitted: %s", why)
+        if self.orders.mail and all_over(self.rundir):
+            self.mail(self.orders.mail)
 
 
 @dataclass
@@ -119,7 +128,15 @@ class Successors(_OnSlurm):
         return known if own is None or own in known else [*known, own]
 
     def _pending(self) -> list[str]:
-        return slurm.pending(self._jobs(), self.backend.run)
+        """What will begin of this chain; one squeue. A job that runs its script and that nobody
+        wrote down was submitted by a link that did not live to hear the answer."""
+        queue, known = slurm.in_queue(self.backend.run), self._jobs()
+        ours = running_script(queue, self.orders.script, self._indices())
+        for job in arrays_unknown(ours, known):
+            self.ledger.emit(Event.CHAIN_EXTENDED, job=job, links=None, found=True)
+            log.info("job %s was submitted without an answer; it follows this link", job)
+        every = [*ours, *(one for one in queue if one.is_of(known))]
+        return list(dict.fromkeys(one.id for one in every if one.will_begin))
 
     def _extend(self, left: int) -> None:
         """By as many as were submitted first; by one where the site takes fewer by now."""
@@ -127,7 +144,7 @@ class Successors(_OnSlurm):
         try:
             job = self._submit(count)
         except SchedulerError as error:
-            if count == 1 or slurm.is_away(error):
+            if count == 1 or slurm.is_away(error) or isinstance(error, Unanswered):
                 raise
             log.info("%d more links were refused: %s", count, error.stderr)
             count, job = 1, self._submit(1)
@@ -143,14 +160,21 @@ class Successors(_OnSlurm):
             options.append(f"--array={self.orders.member.index}")
         elif self._by_tokens():
             options.append(f"--array=1-{count}%1")
-        hosts = hosts_excluded(self.rundir)
+        hosts = [*hosts_excluded(self.rundir), *setup.bad_nodes(self.orders)]
         if hosts:
-            options.append(f"--exclude={','.join([*self.orders.exclude, *hosts])}")
-        return slurm.submit_script(self.orders.script, *options)
+            every = dict.fromkeys([*self.orders.exclude, *hosts])
+            options.append(f"--exclude={','.join(every)}")
+        return unanswered.submit(
+            self.orders.script,
+            *options,
+            known=self._jobs(),
+            indices=self._indices(),
+            run=self.backend.run,
+        )
 
-    def _say_last(self, why: str) -> None:
-        self.ledger.emit(Event.NOTHING_FOLLOWS, reason=why)
-        log.warning("this is the last link that was submitted: %s", why)
+    def _indices(self) -> tuple[int, ...] | None:
+        """Of a sweep's script this chain is one index."""
+        return None if self.orders.member is None else (self.orders.member.index,)
 
 
 @dataclass
@@ -173,14 +197,13 @@ class Requeue(_OnSlurm):
         end = self.clock() + AWAY_PATIENCE_S
         while not self._asked:
             try:
-                slurm.requeue(self.backend.job, self.backend.run)
+                if not slurm.requeue(self.backend.job, self.backend.run):
+                    self.backend.see_that_it_begins()
                 self._asked = True
                 self._exclude(self.backend.job)
             except SchedulerError as error:
                 if not slurm.is_away(error) or self.clock() >= end:
-                    reason = f"requeue refused: {error.stderr}"
-                    self.ledger.emit(Event.NOTHING_FOLLOWS, reason=reason)
-                    log.warning("Slurm did not requeue this job: %s", error.stderr)
+                    self._say_last(f"requeue refused: {error.stderr}")
                     return
                 log.warning("%s; tried again while this allocation lasts", error.stderr.strip())
                 self.sleep(AWAY_RETRY_S)

@@ -65,14 +65,26 @@ class _Archive:
     files: int = 0
     places: list[Place] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    _same: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, text: str) -> None:
+        shown = self._shown(name)
         if self.files >= MOST_FILES or len(text) > self.room:
-            self.left_out.append(name)
+            self.left_out.append(shown)
             return
-        clean, places = redact(text, name)
+        clean, places = redact(text, shown)
         self.places += places
-        self.put(name, clean)
+        self.put(shown, clean)
+
+    def _shown(self, name: str) -> str:
+        """The name without secrets; what is then the same as another's gets a number."""
+        clean, places = redact(name, name)
+        if not places:
+            return name
+        self._same[clean] = self._same.get(clean, 0) + 1
+        shown = clean if self._same[clean] == 1 else f"{clean}-{self._same[clean]}"
+        self.places += [Place(shown, 0, f"{place.what}, in the name") for place in places]
+        return shown
 
     def put(self, name: str, text: str) -> None:
         data = text.encode("utf-8", "replace")
@@ -96,7 +108,7 @@ def write_report(
         raise RootError(rundir.root, "no run there; give the root of a run")
     with _new_file(target) as stream, tarfile.open(fileobj=stream, mode="w:gz") as tar:
         folder = target.name.removesuffix(".gz").removesuffix(".tar")
-        archive = _Archive(tar, folder, room=MOST_BYTES)
+        archive = _Archive(tar, redact(folder, "")[0], room=MOST_BYTES)
         archive.add("about.json", json.dumps(_about(rundir, environ), indent=1) + "\n")
         for name, text in _records(rundir):
             archive.add(name, text)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from .. import resources
+from .. import lease, resources
 from ..rundir import RunDir
 from .orders import Orders
 
@@ -15,6 +15,10 @@ ENV_MEMBER = "HPC_CKPT_MEMBER"
 ENV_FORWARD = "HPC_CKPT_FORWARD"
 ENV_SHIM = "HPC_CKPT_SHIM"
 """For an srun inside the command: its tasks hear the scheduler's signals themselves."""
+ENV_FENCE = "HPC_CKPT_FENCE"
+"""For the shim: the file whose appearance means that the next link has begun."""
+ENV_FENCING = "HPC_CKPT_FENCING"
+"""Set by a shim for those inside its command."""
 MLFLOW_RUN_FILE = "mlflow-run-id"
 """MLflow's server makes run ids itself: a program that writes its own here keeps it."""
 
@@ -30,6 +34,10 @@ def environment(
     if orders.threads:
         # Another thread count gives other sums: the same for every link of the chain.
         found.setdefault("OMP_NUM_THREADS", str(orders.threads))
+    for name in (ENV_FENCE, ENV_FENCING):
+        found.pop(name, None)  # of a link around this one
+    if orders.alone:
+        found[ENV_FENCE] = str(lease.file_of(rundir, generation + 1))
     if orders.forward is not None:
         found[ENV_FORWARD] = " ".join(orders.forward)
     if orders.member is not None:

@@ -135,7 +135,7 @@ def take_survey(run: Runner = ask) -> Survey:
     user = _user()
     who = ["where", f"name={user}", f"cluster={config.cluster}"]  # one data base may serve several
     mine = [*table, "user", *who, "withassoc", f"format={','.join(ASSOCIATION)}"]
-    queue = ["squeue", "--noheader", "--array", f"--user={user}", IN_THE_QUEUE, QUEUED]
+    queue = ["squeue", "--all", "--noheader", "--array", f"--user={user}", IN_THE_QUEUE, QUEUED]
     every = [*table, "qos", f"format={','.join(QOS)}"]
     return Survey(
         config=config,

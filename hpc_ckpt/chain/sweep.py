@@ -15,14 +15,15 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import lease
 from ..errors import RootError, SpecError
+from ..events import Event
 from ..rundir import RunDir
-from .ledger import State, is_gone
+from .ledger import State, is_gone, told_by_last
 from .past import jobs_beside_sweep
 from .patience import why_unread
 
@@ -55,6 +56,10 @@ class SweepStatus:
     name: str
     members: tuple[MemberStatus, ...]
     jobs: tuple[str, ...]
+    remark: str = ""
+    """What its user should know now."""
+    waiting: dict[str, int] = field(default_factory=dict)
+    """How many of its jobs are pending for which reason, where the scheduler was asked."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -100,12 +105,14 @@ def member_root(root: Path, index: int) -> Path:
 def all_over(rundir: RunDir) -> bool:
     """Whether nothing more will run: of this chain, or of the sweep it belongs to."""
     sweep = (rundir.chain() or {}).get("sweep")
-    if not sweep:
+    return not sweep or all(_is_over(member.rundir) for member in members(sweep))
+
+
+def _is_over(rundir: RunDir) -> bool:
+    if rundir.done() is not None or rundir.halted() is not None:
         return True
-    return all(
-        member.rundir.done() is not None or member.rundir.halted() is not None
-        for member in members(sweep)
-    )
+    told = told_by_last(rundir)
+    return any(record["event"] == Event.NOTHING_FOLLOWS.value for record in told)
 
 
 def arrays_of(root: str | os.PathLike[str]) -> list[str]:

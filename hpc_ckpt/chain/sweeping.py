@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from .. import fsio, lease
-from ..errors import RootError, SpecError
+from ..errors import RootError, SpecError, Unanswered
 from ..rundir import RunDir
-from .claim import claimed, create, put_back, refuse_if_held_here, refuse_live_jobs
+from . import setup
+from .claim import (
+    claimed,
+    create,
+    put_back,
+    refuse_if_held_here,
+    refuse_live_jobs,
+    unanswered,
+)
 from .command import check_command
 from .directives import dependency_of
 from .layers import Loaded
@@ -63,14 +71,19 @@ def submit_sweep(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> s
 def refuse_if_at_work(root: Path, chosen: Sequence[SweepMember] | None = None) -> None:
     """All of a sweep, or some members: each has jobs of its own once it has submitted itself."""
     arrays = arrays_of(root)
+    indices = None if chosen is None else [member.index for member in chosen]
     if chosen is None:
         chosen = [member for member in members(root) if member.rundir.done() is None]
         submitted = arrays
     else:
         submitted = [f"{array}_{member.index}" for array in arrays for member in chosen]
-    refuse_live_jobs(
-        root, [*submitted, *(job for member in chosen for job in own_jobs(member, arrays))]
-    )
+    own = (job for member in chosen for job in own_jobs(member, arrays))
+    unknown = refuse_live_jobs(root, [*submitted, *own], root / SCRIPT_NAME, indices)
+    record = read_sweep(root)
+    if unknown and record is not None:
+        _write(root, {**record, "jobs": [*arrays, *unknown]})  # what is known can be stopped
+    if unknown:
+        raise RootError(root, unanswered(root, unknown))
     for member in chosen:
         refuse_if_held_here(member.rundir)
 
@@ -91,12 +104,26 @@ def resume_members(root: Path, names: Collection[str] | None = None) -> tuple[st
         refuse_if_at_work(root, None if names is None else left)
         files = [file for m in left for file in (m.rundir.chain_file, m.rundir.halt_file)]
         with put_back([*files, root / SWEEP_FILE], []):
+            setup.forget(root / "logs")
             for member in left:
                 take_up_again(member.rundir)
-            indices = _indices([member.index for member in left], record.get("parallel"))
-            job = sbatch(script, f"--array={indices}", *_waits_no_more(script, members(root)))
-            _write(root, {**record, "jobs": [*arrays_of(root), job]})
+            indices = [member.index for member in left]
+            options = _waits_no_more(script, members(root))
+            job = _sbatch(script, indices, record.get("parallel"), *options)
+            if isinstance(job, str):
+                _write(root, {**record, "jobs": [*arrays_of(root), job]})
+    if isinstance(job, Unanswered):
+        raise job
     return job, [member.name for member in left]
+
+
+def _sbatch(script: Path, indices: list[int], throttle: object, *options: str) -> str | Unanswered:
+    """An answer that is lost is no failure yet: the array may exist, and needs its files."""
+    array = f"--array={_indices(indices, throttle)}"
+    try:
+        return sbatch(script, array, *options, indices=indices)  # none of them lives, as was asked
+    except Unanswered as lost:
+        return lost
 
 
 def _waits_no_more(script: Path, every: Iterable[SweepMember]) -> list[str]:
@@ -141,10 +168,14 @@ def _submit(
         for one, rundir in zip(left, rundirs, strict=True):
             _write_member(loaded, plan, one, rundir, pinned)
         fsio.write_atomic(path, os.fsencode(script))
+        setup.forget(plan.root / "logs")
         _write(plan.root, _record(plan, wanted, before))
         throttle = (plan.array or "").partition("%")[2]
-        job = sbatch(path, f"--array={_indices([one[0] for one in left], throttle)}")
-        _write(plan.root, _record(plan, wanted, [*before, job]))
+        job = _sbatch(path, [one[0] for one in left], throttle)
+        if isinstance(job, str):
+            _write(plan.root, _record(plan, wanted, [*before, job]))
+    if isinstance(job, Unanswered):
+        raise job
     return job
 
 

@@ -31,12 +31,14 @@ from ..errors import (
 )
 from ..events import Event, EventLog
 from ..lease import Holder
-from ..rundir import Result, RunDir, prepare
+from ..making import prepare
+from ..rundir import Result, RunDir
 from ..settings import margin
 from .backend import Backend, Cause, JobRecord
-from .budget import no_progress
+from .budget import no_progress, spent
 from .entries import write_end, write_start
 from .evidence import Finding
+from .orders import Budget
 from .past import past_links
 from .sentry import Sentry
 from .verdict import Verdict, judge
@@ -78,11 +80,13 @@ class TaskLink:
         job: Job,
         *,
         max_restarts: int | None = None,
+        max_links: int | None = None,
         site: Mapping[str, Any] | None = None,
     ) -> None:
         self._rundir = rundir
         self._job = job
         self._max_restarts = max_restarts
+        self._max_links = max_links
         self._site = dict(site or {})
         self._sentry = Sentry()
         self._started = time.time()
@@ -322,6 +326,12 @@ class TaskLink:
         links = [link for link in every if link.submission == self._job.submission]
         if self._max_restarts is not None and len(links) > self._max_restarts:
             return f"max_restarts={self._max_restarts} is spent"
+        if self._max_links is not None:
+            first = links[0].generation if links else 1
+            last = links[-1].generation if links else 0
+            over = spent(links, first - 1, last, Budget(self._max_links))
+            if over is not None:
+                return f"{over} (max_links of the task)"
         if self._job.most_restarts is not None and len(links) > self._job.most_restarts:
             return f"the local executor starts a job at most {self._job.most_restarts + 1} times"
         return no_progress(links)

@@ -37,12 +37,12 @@ from . import slurm
 from .allocation import SlurmBackend
 from .backend import Cause, JobRecord
 from .local import Command, LocalBackend
-from .plan import SIGNAL_SLACK_S
+from .plan import DEFAULT_LINKS, SIGNAL_SLACK_S
 from .site import Site, directive, queue, refuse_if_live, scrubbed, setup_lines
 from .spec import locate
 from .succession import AWAY_PATIENCE_S, AWAY_RETRY_S
 from .tasklink import Job, TaskLink
-from .work import Call, Work
+from .work import Call, Work, check_count, words_of
 
 log = logging.getLogger("hpc_ckpt.link")
 
@@ -237,7 +237,14 @@ class ChainTask:
     returns, however many links that takes. Placeholders in `root` are filled from the arguments:
     `map_array(ChainTask(train, "runs/lr-{}"), [0.1, 0.01])`. A command gets the arguments as
     further words, keywords as --name=value. Only paths and the function are pickled.
+
+    It may take as many links as a chain of a spec that says nothing of it (ten; preemptions and
+    failed nodes do not count). `max_links` changes that; `max_restarts` counts every start, and
+    is then the only bound unless both are given.
     """
+
+    _max_links: int | None = DEFAULT_LINKS
+    """Also of a task that an earlier version has pickled."""
 
     def __init__(
         self,
@@ -245,12 +252,15 @@ class ChainTask:
         root: str | os.PathLike[str],
         *,
         max_restarts: int | None = None,
+        max_links: int | None = None,
     ) -> None:
-        if max_restarts is not None and (isinstance(max_restarts, bool) or max_restarts < 0):
-            raise SpecError(f"ChainTask: max_restarts={max_restarts!r}: must be 0 or more, or None")
-        self._work = work if callable(work) else _words(work)
+        check_count("max_restarts", max_restarts, least=0)
+        check_count("max_links", max_links, least=1)
+        self._work = work if callable(work) else words_of(work)
         self._root = str(locate(os.fspath(root), cwd=Path.cwd(), environ=os.environ))
         self._max_restarts = max_restarts
+        default = DEFAULT_LINKS if max_restarts is None else None
+        self._max_links = default if max_links is None else max_links
         self._site: dict[str, Any] = {}
 
     def at(self, site: dict[str, Any]) -> ChainTask:
@@ -272,7 +282,13 @@ class ChainTask:
         place = RunDir(self.root_of(*args, **kwargs))
         profile = self._site.get("profile") or {}
         job = _job_here(kill_wait_s=parse_duration(profile.get("kill_wait", "30s")))
-        link = TaskLink(place, job, max_restarts=self._max_restarts, site=self._site)
+        link = TaskLink(
+            place,
+            job,
+            max_restarts=self._max_restarts,
+            max_links=self._max_links,
+            site=self._site,
+        )
         return link.run(self._bound(args, kwargs, own_session=job.backend.name == "local"))
 
     def _bound(
@@ -290,13 +306,6 @@ class ChainTask:
         return _AsSubmitted(self, *args, **kwargs)
 
     __submitit_checkpoint__ = checkpoint
-
-
-def _words(work: object) -> list[str]:
-    found = list(work) if isinstance(work, (list, tuple)) else []
-    if not found or not all(word and isinstance(word, (str, os.PathLike)) for word in found):
-        raise SpecError(f"ChainTask: {work!r} is neither a function nor a list of words")
-    return [os.fspath(word) for word in found]
 
 
 class _Names(string.Formatter):
@@ -387,7 +396,8 @@ def _requeue_patiently(
     end = clock() + AWAY_PATIENCE_S
     while True:
         try:
-            slurm.requeue(job, run)
+            if not slurm.requeue(job, run):
+                SlurmBackend(os.environ, run=run).see_that_it_begins()
         except SchedulerError as error:
             if not slurm.is_away(error) or clock() >= end:
                 said = f"the work is saved, but {error.stderr.strip()}"

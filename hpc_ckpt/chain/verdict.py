@@ -82,6 +82,7 @@ class Logs:
         return cls(program, batch, _size(program), _size(batch))
 
     def texts(self) -> Iterable[str]:
+        """The batch job's last."""
         yield evidence.tail(self.program, self.program_from)
         yield evidence.tail(self.batch, self.batch_from)
 
@@ -104,7 +105,10 @@ def judge(
     if newest > generation:
         return Verdict(None, Cause.FENCED, f"overtaken by link {newest}")
     texts = [] if logs is None else list(logs.texts())
-    told = [finding for text in texts for finding in evidence.in_log(text, 0.0)]
+    # A command that returned 0 did without the steps of its own that were ended.
+    steps = code != EXIT_COMPLETE
+    told = [finding for text in texts for finding in evidence.in_log(text, 0.0, steps=steps)]
+    told += evidence.by_srun(texts[-1]) if texts else []
     seen_all = [*([seen] if seen is not None else []), *told]
     cause = evidence.strongest(seen_all)
     if cause is None and rundir.halted() is not None:
@@ -138,6 +142,8 @@ def _judge(rundir: RunDir, generation: int, code: int, seen: Cause | None) -> Ve
         return Verdict(Result.SAVED, cause, outcome.reason)
     if outcome.outcome is Result.FAILED:
         return Verdict(Result.FAILED, seen or Cause.CRASHED, outcome.reason)
+    if outcome.by_code:
+        return _ended_anyway(rundir, generation, seen) or _complete(rundir, generation)
     if rundir.done() is None:
         reason = "it said complete, but the checkpoint that DONE names is not there"
         return Verdict(Result.FAILED, Cause.CRASHED, reason)
@@ -149,17 +155,15 @@ def _judge_by_code(rundir: RunDir, generation: int, code: int, seen: Cause | Non
         # It always leaves an outcome: this one was killed behind something that returned 0.
         reason = "the command returned 0, but the program inside it ended without a word"
         return Verdict(Result.FAILED, seen or Cause.KILLED, reason)
-    if code == EXIT_COMPLETE and seen is not None and seen in _ENDED_BY_SLURM:
-        reason = f"the command returned 0, but it was ended: {seen.value}"
-        return Verdict(Result.FAILED, seen, reason)
+    ended = _ended_anyway(rundir, generation, seen) if code == EXIT_COMPLETE else None
+    if ended is not None:
+        return ended
     if code == EXIT_COMPLETE and _earlier_used_checkpointer(rundir, generation):
         # Something like a last `echo finished` hides that the program did not get that far.
         reason = "the command returned 0, but it did not go on from its checkpoints"
         return Verdict(Result.FAILED, seen or Cause.CRASHED, reason)
     if code == EXIT_COMPLETE:
-        if rundir.done() is None:
-            rundir.write_done(Done(generation, None))
-        return Verdict(Result.COMPLETE, Cause.COMPLETE, "exit code 0")
+        return _complete(rundir, generation)
     if code == EXIT_SAVED:
         return Verdict(Result.SAVED, seen or Cause.SAVED, f"exit code {code}", by_code=True)
     number = -code if code < 0 else code - 128
@@ -167,6 +171,23 @@ def _judge_by_code(rundir: RunDir, generation: int, code: int, seen: Cause | Non
         name = signal.Signals(number).name
         return Verdict(Result.FAILED, seen or Cause.KILLED, f"killed by {name}")
     return Verdict(Result.FAILED, seen or Cause.CRASHED, f"exit code {code}")
+
+
+def _ended_anyway(rundir: RunDir, generation: int, seen: Cause | None) -> Verdict | None:
+    """Where exit code 0 alone does not mean that the work is complete."""
+    if seen is not None and seen in _ENDED_BY_SLURM:
+        reason = f"the command returned 0, but it was ended: {seen.value}"
+        return Verdict(Result.FAILED, seen, reason)
+    if seen is Cause.HALTED and rundir.notice(generation) is not None:
+        reason = "exit code 0 once it was asked to stop, which says nothing of the work"
+        return Verdict(Result.SAVED, seen, reason, by_code=True)
+    return None
+
+
+def _complete(rundir: RunDir, generation: int) -> Verdict:
+    if rundir.done() is None:
+        rundir.write_done(Done(generation, None))
+    return Verdict(Result.COMPLETE, Cause.COMPLETE, "exit code 0")
 
 
 def _used_checkpointer(rundir: RunDir, generation: int) -> bool:
@@ -196,16 +217,16 @@ def explain(rundir: RunDir, generation: int, backend: Backend, batch: Path) -> V
     if not started or any(r["event"] == Event.LINK_ENDED.value for r in records):
         return None
     holder = lease.holder_of(rundir, generation) or Holder()
-    findings = [
-        *_noticed(records),
-        *_by_scheduler(backend, holder),
-        *evidence.in_log(evidence.tail(batch), float(started[-1]["time"])),
-        *evidence.in_log(evidence.tail(rundir.log_file(generation)), float(started[-1]["time"])),
-    ]
+    since = float(started[-1]["time"])
+    texts = [evidence.tail(path) for path in (batch, rundir.log_file(generation))]
+    noticed = _noticed(records)
+    in_logs = [finding for text in texts for finding in evidence.in_log(text, since)]
+    findings = [*noticed, *_by_scheduler(backend, holder), *in_logs]
     cause = evidence.strongest(findings)
     said = [finding.said for finding in findings if finding.said]
-    if cause is Cause.REQUEUED and not any(f.cause for f in _noticed(records)):
-        # Whatever else puts a job back into the queue sends TERM first.
+    of_the_job = any(evidence.in_log(text, since, steps=False) for text in texts)
+    if cause is Cause.REQUEUED and not (of_the_job or any(f.cause for f in [*noticed, *in_logs])):
+        # Whatever else puts a job back into the queue sends TERM first, and slurmstepd tells of it.
         cause = Cause.NODE_FAILURE
         said.append("put back into the queue without a signal to its job: its node failed")
     return Verdict(

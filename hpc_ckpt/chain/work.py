@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED, LinkEnded
+from ..errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED, LinkEnded, SpecError
 
 
 class Work(Protocol):
@@ -94,3 +94,17 @@ def _exit_code(error: SystemExit) -> int:
     if error.code is None:
         return EXIT_COMPLETE
     return error.code if isinstance(error.code, int) else EXIT_FAILED
+
+
+# ── what was asked for ────────────────────────────────────────────────────────────────────
+def check_count(name: str, value: object, *, least: int) -> None:
+    right = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if value is not None and not right:
+        raise SpecError(f"ChainTask: {name}={value!r}: must be {least} or more, or None")
+
+
+def words_of(work: object) -> list[str]:
+    found = list(work) if isinstance(work, (list, tuple)) else []
+    if not found or not all(word and isinstance(word, (str, os.PathLike)) for word in found):
+        raise SpecError(f"ChainTask: {work!r} is neither a function nor a list of words")
+    return [os.fspath(word) for word in found]

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import stat
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import SpecError
+from ..errors import SpecError, Unanswered
 from .options import ProfileName
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..chain.conflicts import Remark
     from ..chain.layers import Loaded
     from ..chain.plan import Plan
+    from ..levels.choice import Choice
 
 MOST_BYTES = 1 << 20
 BEFOREHAND = """
@@ -49,7 +51,10 @@ def adopt(
     text = _read(script)
     body = (script if output is None else output).parent / script_file(script)
     adopted = adopt_text(text, source=script.name, script=str(body))
-    loaded, plan = _plan(adopted.spec, profile)
+    level = _level_of(adopted)
+    if level is not None:
+        adopted = dataclasses.replace(adopted, spec={**adopted.spec, "level": level.chosen})
+    loaded, plan = _plan(adopted.spec, profile, level)
     wishes = {body: adopted.script} if output or submit else {}
     if output is not None:
         wishes[output] = adopted.spec_text(script.name)
@@ -63,10 +68,26 @@ def adopt(
     if submit:
         try:
             _submit(loaded, plan)
+        except Unanswered:
+            raise  # the chain may be in the queue, and needs its script
         except BaseException:  # as it was, then raised again
             for path in made if output is None else ():
                 path.unlink(missing_ok=True)
             raise
+
+
+def _level_of(adopted: Adopted) -> Choice | None:
+    """The script is not there yet, so the plan cannot look into it: its text tells whether it, or
+    a program that it calls, saves for itself."""
+    from ..levels.base import Work
+    from ..levels.choice import Choice
+    from ..levels.speaking import speaks_for_itself
+
+    work = Work(argv=("bash", "-c", adopted.script), cwd=Path.cwd(), environ=os.environ)
+    spoken = speaks_for_itself(work)
+    if spoken is None:
+        return None
+    return Choice((), "model", spoken.why, fenced=spoken.by_checkpointer)
 
 
 def _read(script: Path) -> str:
@@ -83,11 +104,13 @@ def _read(script: Path) -> str:
         raise SpecError(f"{script}: not UTF-8 text") from None
 
 
-def _plan(spec: Mapping[str, Any], profile: str | None) -> tuple[Loaded, Plan]:
+def _plan(
+    spec: Mapping[str, Any], profile: str | None, level: Choice | None
+) -> tuple[Loaded, Plan]:
     """Also the proof that the spec can be loaded."""
     from ..chain import slurm
     from ..chain.layers import ENV_PROFILE, load
-    from ..chain.submit import make_plan
+    from ..chain.planning import make_plan
 
     named = profile or os.environ.get(ENV_PROFILE)
     cwd = Path.cwd()
@@ -98,7 +121,7 @@ def _plan(spec: Mapping[str, Any], profile: str | None) -> tuple[Loaded, Plan]:
         cwd=cwd,
         environ=os.environ,
     )
-    return loaded, make_plan(loaded, cwd=cwd, environ=os.environ)
+    return loaded, make_plan(loaded, cwd=cwd, environ=os.environ, known=level)
 
 
 # ── showing ───────────────────────────────────────────────────────────────────────────────

@@ -149,7 +149,8 @@ def submit(
     assignments: Assignments = None,
 ) -> None:
     """Submit a chain to the cluster: SPEC, or a command after '--'."""
-    from ..chain.submit import make_plan, submit_loaded
+    from ..chain.planning import make_plan
+    from ..chain.submit import submit_loaded
     from ..chain.sweeping import submit_sweep
     from .printing import say_submitted
 
@@ -214,14 +215,15 @@ def render(
 
 @app.command()
 def status(root: Root = None, as_json: AsJson = False) -> None:
-    """Where a chain stands, link by link. Reads files; never asks the scheduler."""
+    """Where a chain stands, link by link. Reads files; one squeue, unless the chain is over."""
     from ..chain.ledger import read_status
+    from ..chain.stuck import with_stuck_jobs, with_stuck_members
     from ..chain.sweep import is_sweep, sweep_status
 
     if is_sweep(_root(root)):
-        _show_sweep(sweep_status(_root(root)), as_json=as_json)
+        _show_sweep(with_stuck_members(sweep_status(_root(root))), as_json=as_json)
         return
-    found = read_status(run_of(root))
+    found = with_stuck_jobs(read_status(run_of(root)))
     if as_json:
         print(json.dumps(dataclasses.asdict(found) | {"goodput": found.goodput}))
         return

@@ -81,5 +81,11 @@ def _text(recipe: Recipe) -> str:
     import yaml
 
     body = yaml.safe_dump(recipe.to_json(), sort_keys=False, allow_unicode=True, width=100)
-    warning = "" if recipe.was_tried else "# not run here: rehearse it before you trust it\n"
-    return f"# {recipe.origin}\n{warning}{body}".rstrip()
+    return f"# {recipe.origin}\n{_warning(recipe)}{body}".rstrip()
+
+
+def _warning(recipe: Recipe) -> str:
+    if recipe.was_tried:
+        return ""
+    how = f"hpc-ckpt rehearse --recipe {recipe.name} -- CMD"
+    return f"# not run here: rehearse it before you trust it: {how}\n"

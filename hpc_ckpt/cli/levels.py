@@ -16,9 +16,18 @@ from ..units import format_duration, format_size, parse_duration
 from .options import AsJson, ProfileName
 
 if TYPE_CHECKING:
+    from ..chain.profile import Profile
+    from ..levels.base import Work
+    from ..levels.choice import Choice
     from ..levels.rehearse import Rehearsal
 
 DEFAULT_MTBF_S = 24 * 3600.0
+RecipeName = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe", metavar="NAME", help="By this one, also if it was not run: a name or a file."
+    ),
+]
 
 
 def rehearse(
@@ -27,6 +36,7 @@ def rehearse(
     level: Annotated[
         str, typer.Option("--level", help="Only this one: application, dmtcp, criu.")
     ] = "auto",
+    recipe: RecipeName = None,
     run: Annotated[str, typer.Option("--run", help="How long it runs before it is saved.")] = "5s",
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Not in a copy of the working directory.")
@@ -39,8 +49,7 @@ def rehearse(
     """Run a command briefly, save it, kill it and go on: hpc-ckpt rehearse -- CMD."""
     from ..chain.layers import load
     from ..levels.base import Work
-    from ..levels.choose import choose, levels_of
-    from ..levels.recipe import load_recipes
+    from ..levels.choose import levels_of
     from ..levels.rehearse import best
     from ..levels.rehearse import rehearse as try_levels
 
@@ -50,12 +59,7 @@ def rehearse(
     loaded = load({"command": command}, profile=profile or "local", cwd=Path.cwd(),
                   environ=os.environ)  # fmt: skip
     work = Work(argv=tuple(loaded.spec.argv), cwd=Path.cwd(), environ=dict(os.environ))
-    choice = choose(
-        work,
-        level,
-        recipes=load_recipes(Path.cwd(), os.environ),
-        tools=loaded.profile.tools.model_dump(mode="json"),
-    )
+    choice = _choice(work, level, recipe, loaded.profile)
     if not as_json:
         for name, why in choice.rejected:
             print(f"not {name}: {why}")
@@ -75,12 +79,23 @@ def rehearse(
         print(json.dumps([one.to_json() for one in found], indent=1))
     if chosen is None:
         raise typer.Exit(EXIT_FAILED)
-    lines = _spec_lines(command, chosen, mtbf_s)
+    lines = _spec_lines(command, chosen, mtbf_s, recipe)
     if output is not None:
         _write(output, lines)
     elif not as_json:
         print("\nIn a spec:\n")
         sys.stdout.write(lines)
+
+
+def _choice(work: Work, level: str, recipe: str | None, profile: Profile) -> Choice:
+    from ..levels.choose import choose
+    from ..levels.recipe import load_recipes
+
+    if recipe is not None and level not in ("auto", "application"):
+        raise SpecError(f"--recipe is for level application, not for --level {level}")
+    known = load_recipes(work.cwd, work.environ)
+    tools = profile.tools.model_dump(mode="json")
+    return choose(work, level, recipes=known, recipe=recipe, tools=tools)
 
 
 def _tell(one: Rehearsal) -> None:
@@ -93,10 +108,14 @@ def _tell(one: Rehearsal) -> None:
         )
 
 
-def _spec_lines(command: list[str], chosen: Rehearsal, mtbf_s: float) -> str:
+def _spec_lines(command: list[str], chosen: Rehearsal, mtbf_s: float, recipe: str | None) -> str:
+    """`recipe`: the one that was asked for; else it was found by its own name."""
     interval, lead = chosen.interval_s(mtbf_s), chosen.lead_s
-    level = chosen.level if chosen.level in ("dmtcp", "criu") else "application"
-    lines = [f"command: {json.dumps(command)}", f"level: {level}"]
+    lines = [f"command: {json.dumps(command)}"]
+    if chosen.level in ("dmtcp", "criu"):
+        lines.append(f"level: {chosen.level}")
+    else:
+        lines += ["level: application", f"recipe: {json.dumps(recipe or chosen.level)}"]
     if interval is not None and lead is not None:
         lines.append(f"checkpoint: {{policy: every {format_duration(round(interval))}}}")
         lines.append(f"lead: {format_duration(lead)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any
 
 from ..errors import EXIT_COMPLETE, EXIT_FAILED, CorruptCheckpoint, HpcCkptError, RootError
 from ..format.manifest import Manifest
-from ..format.verify import read_manifest
+from ..format.verify import PIN_NAME, read_manifest
 from ..format.verify import verify as verify_directory
 from ..levels.restarts import Restarts
 from ..rundir import MANIFEST_NAME, CheckpointKey, RunDir
 from ..units import format_size
 
+PINNED = "pinned"
 Listed = tuple[str, "Manifest | None", str]
 
 
@@ -64,6 +66,10 @@ def _told(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.metrics:
         yield "metrics", ", ".join(f"{k} {v:.6g}" for k, v in manifest.metrics.items())
     yield "size", format_size(sum(shard.size for shard in manifest.shards))
+    if manifest.holders:
+        held = sum(shard.size for shard in manifest.shards if shard.holder is not None)
+        where = ", ".join(sorted(holder.directory_name for holder in manifest.holders))
+        yield "unchanged", f"{format_size(held)} of it in {where}"
     versions = ", ".join(f"{name} {number}" for name, number in manifest.versions.items())
     yield "versions", f"{versions}; {manifest.threads} threads"
     about = _about(manifest)
@@ -87,13 +93,24 @@ def _about(manifest: Manifest) -> dict[str, Any]:
 def _listed(rundir: RunDir) -> Iterator[Listed]:
     if not rundir.checkpoints.is_dir():
         raise RootError(rundir.root, "no run there; give the root of a run")
-    for key in rundir.committed():
-        directory = rundir.checkpoints / key.directory_name
-        try:
-            pinned = "pinned" if (directory / "PIN").exists() else ""
-            yield key.directory_name, read_manifest(directory), pinned
-        except HpcCkptError as error:
-            yield key.directory_name, None, str(error)
+    found = [_look(rundir.checkpoints / key.directory_name) for key in rundir.committed()]
+    users = Counter(
+        holder.directory_name for _, manifest, _ in found if manifest for holder in manifest.holders
+    )
+    for name, manifest, remark in found:
+        needed = [f"needed by {users[name]} more"] if manifest and users[name] else []
+        yield name, manifest, " · ".join([remark, *needed] if remark else needed)
+
+
+def _look(directory: Path) -> Listed:
+    try:
+        return (
+            directory.name,
+            read_manifest(directory),
+            PINNED if (directory / PIN_NAME).exists() else "",
+        )
+    except HpcCkptError as error:
+        return directory.name, None, str(error)
 
 
 def _record(row: Listed) -> dict[str, object]:
@@ -109,7 +126,8 @@ def _record(row: Listed) -> dict[str, object]:
         "reason": manifest.reason,
         "bytes": sum(shard.size for shard in manifest.shards),
         "metrics": {key: _number(value) for key, value in manifest.metrics.items()},
-        "pinned": bool(remark),
+        "pinned": remark.startswith(PINNED),
+        "needs": sorted(holder.directory_name for holder in manifest.holders),
         "threads": manifest.threads,
         "versions": manifest.versions,
         "about": _about(manifest),

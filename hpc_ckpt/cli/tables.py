@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..chain.ledger import ChainStatus, LinkSummary, State
+from ..chain.ledger import ChainStatus, LinkSummary, NextJob, State
 from ..units import format_duration, format_size
 
 if TYPE_CHECKING:  # at run time `status` would pay for pydantic and hashing
@@ -93,11 +93,19 @@ def status_view(status: ChainStatus) -> Group:
     parts: list[RenderableType] = [status_head(status), Text(status.root, "dim")]
     if status.remark:
         parts.append(Text(status.remark, "yellow"))
+    if status.next_job is not None:
+        parts.append(Text(f"next: job {_waits(status.next_job)}"))
     if status.links:
         parts += [Text(), chain_table(status), Text(), Text(totals(status), "dim")]
     if status.last_lines:
         parts += [Text(), Text("last lines of the program:", "bold"), *map(Text, status.last_lines)]
     return Group(*parts)
+
+
+def _waits(job: NextJob) -> str:
+    """Slurm has no reason yet for a job that has just come."""
+    known = job.reason not in ("", "None")
+    return f"{job.id}, pending ({job.reason})" if known else f"{job.id}, pending"
 
 
 def sweep_view(status: SweepStatus) -> Group:
@@ -118,7 +126,11 @@ def sweep_view(status: SweepStatus) -> Group:
     head = Text.assemble(
         (status.name, "bold"), f"  {count(len(status.members), 'member')}: {counts}"
     )
-    return Group(head, Text(status.root, "dim"), Text(), table)
+    told = [Text(status.remark, "yellow")] if status.remark else []
+    if status.waiting:
+        why = ", ".join(f"{number} ({reason})" for reason, number in status.waiting.items())
+        told.append(Text(f"pending: {why}"))
+    return Group(head, Text(status.root, "dim"), *told, Text(), table)
 
 
 def totals(status: ChainStatus) -> str:

@@ -31,7 +31,7 @@ def run_chain(prepared: Prepared, kill_wait: str) -> int:
     with _live(None) as show:
         chain = LocalChain(
             rundir,
-            links=plan.links,
+            links=plan.budget,
             link_time_s=plan.link_s,
             kill_wait_s=parse_duration(kill_wait),
             on_tick=lambda: show(plan.name, read_status(rundir)),

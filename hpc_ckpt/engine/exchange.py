@@ -23,7 +23,8 @@ from .. import fsio, provenance
 from ..errors import HpcCkptError, RootError, UserError
 from ..format.manifest import FORMAT_VERSION, Manifest
 from ..format.verify import open_reader
-from ..rundir import CheckpointKey, RunDir, prepare
+from ..making import prepare
+from ..rundir import CheckpointKey, RunDir
 from ..tiers.directory import DirectoryTier
 from .labels import versions
 from .restore import state_of

@@ -52,7 +52,12 @@ class Order:
     began_s: float
     stall_s: float
     urgent: bool
+    queued_s: float = 0.0
+    waited_s: float = 0.0
+    """Since then, and before it was given another thread: for others to end."""
     given_up: bool = False
     """It hangs: nobody waits for it any more."""
+    fixed: bool = False
+    """Into its tier or nowhere."""
     moved: bool = False
-    """It waited behind one that hangs, and was given another thread."""
+    """It waited behind something that hangs, and was given another thread."""

@@ -7,16 +7,17 @@ Knows threads and waiting, and the order of the writes; the tier writes and comm
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import logging
-import os
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import CheckpointError, UserError
 from ..format.manifest import Manifest, ShardRecord
+from ..parallel import be_nice
 from ..rundir import CheckpointKey
 from ..tiers.base import Committed, Staging, Tier
 from ..tiers.writing import Pace
@@ -24,6 +25,8 @@ from .snapshot import Snapshot
 from .steady import Steady
 
 log = logging.getLogger("hpc_ckpt")
+
+LOOK_EVERY_S = 0.5
 
 
 def persist(
@@ -106,6 +109,8 @@ class Pending:
         """Somebody waited and was told how it ended."""
         self.hurry: Callable[[], None] | None = None
         """What whoever waits calls first: nothing is gained by a paced save then."""
+        self.look: Callable[[], None] | None = None
+        """What whoever waits calls now and then: no step() looks for what hangs meanwhile."""
         self._future: concurrent.futures.Future[Committed] = concurrent.futures.Future()
 
     def done(self) -> bool:
@@ -118,18 +123,33 @@ class Pending:
             raise UserError(
                 "this save waits for the end of the iteration: call wait() after the next step()"
             )
-        return self.committed(timeout).path
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while not self.over(max(0.0, min(LOOK_EVERY_S, end - time.monotonic()))):
+            if self.look is not None:
+                self.look()
+            if time.monotonic() >= end:
+                raise _not_in(timeout)
+        return self.committed().path
 
-    def committed(self, timeout: float | None = None) -> Committed:
+    def over(self, timeout: float) -> bool:
+        """done(), after so many seconds at most."""
+        self._hasten()
+        concurrent.futures.wait([self._future], timeout)
+        return self.done()
+
+    def _hasten(self) -> None:
         if self.hurry is not None and not self.done():
             self.hurry()
+
+    def committed(self, timeout: float | None = None) -> Committed:
+        self._hasten()
         try:
             result = self._future.result(timeout)
         except concurrent.futures.TimeoutError:
             if self._future.done():  # the save itself failed with a timeout
                 self.seen = True
                 raise
-            raise TimeoutError(f"the save is not committed after {timeout} s") from None
+            raise _not_in(timeout) from None
         except Exception:  # noted as told, then raised again
             self.seen = True
             raise
@@ -141,6 +161,10 @@ class Pending:
 
     def fail(self, error: Exception) -> None:
         self._future.set_exception(error)
+
+
+def _not_in(timeout: float | None) -> TimeoutError:
+    return TimeoutError(f"the save is not committed after {timeout} s")
 
 
 class Worker:
@@ -190,8 +214,7 @@ class Worker:
 
     def _run(self) -> None:
         if self._nice:
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+            be_nice(self._nice)
         while True:
             work = self._orders.get()
             if work is None:

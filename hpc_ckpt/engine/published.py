@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,7 +18,19 @@ class Published:
 
     def __init__(self, guard: Callable[[], None]) -> None:
         self._guard = guard
+        self._lock = threading.Lock()
         self._last: Manifest | None = None
+        self.newest: CheckpointKey | None = None
+        """Of this lineage: published here, else the restored one."""
+        self.lasting: CheckpointKey | None = None
+        """The newest of them that the next link can find."""
+
+    def stands(self, key: CheckpointKey, *, lasts: bool) -> None:
+        """It is in some tier; `lasts`: in one that outlives the job."""
+        with self._lock:  # the drain, and a save that hung, come between
+            self.newest = key if self.newest is None else max(self.newest, key)
+            if lasts:
+                self.lasting = key if self.lasting is None else max(self.lasting, key)
 
     def of(self, key: CheckpointKey) -> Manifest | None:
         """What there is of the same step, perhaps in another tier."""
@@ -33,5 +46,6 @@ class Published:
 
     def add(self, manifest: Manifest, revision: int) -> None:
         numbered = replace(manifest, revision=revision)
-        if self._last is None or self._last.key <= numbered.key:
-            self._last = numbered
+        with self._lock:
+            if self._last is None or self._last.key <= numbered.key:
+                self._last = numbered

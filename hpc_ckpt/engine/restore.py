@@ -14,7 +14,13 @@ from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, RestoreMismatch
+from ..errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    NewerCheckpoint,
+    NoCheckpoint,
+    RestoreMismatch,
+)
 from ..format.image import parse_shard_name
 from ..format.manifest import Manifest, ShardRecord
 from ..format.verify import Reader
@@ -36,6 +42,8 @@ class Skipped:
     tier: str = ""
     damaged: bool = False
     """False: it could not be looked at, or did not fit, which says nothing of its bytes."""
+    passing: bool = False
+    """It could not be read just now, and may be sound."""
 
     def __str__(self) -> str:
         return f"{self.path.name}: {self.reason}"
@@ -75,6 +83,20 @@ class Found:
     tier: Tier | None
     skipped: tuple[Skipped, ...]
 
+    def check(self) -> None:
+        """NoCheckpoint when there are checkpoints and none can be used: starting afresh would
+        throw away work because of a bad node or a file system's bad day."""
+        if self.checkpoint is not None or not self.skipped:
+            return
+        told = "; ".join(str(one) for one in self.skipped)
+        lasting = any(one.damaged for one in self.skipped)
+        again = "Move" if lasting else "Run it again when they can be read, or move"
+        raise NoCheckpoint(
+            self.skipped[0].path.parent,
+            f"none of its checkpoints can be used ({told}). {again} it away to start afresh, with "
+            "objects made anew: parts of what was read may be in those that were tracked",
+        )
+
     @property
     def origin(self) -> Origin | None:
         if self.checkpoint is None or self.tier is None:
@@ -101,8 +123,7 @@ class Found:
 def newest(stack: Stack, use: Callable[[Reader], None]) -> Found:
     """Let `use` read the newest checkpoint; if that finds a defect, the next older one.
 
-    Raises NoCheckpoint when there are checkpoints and none can be used: starting afresh would
-    throw away work because of a bad node or a file system's bad day.
+    Never behind one that is sound: RestoreMismatch and NewerCheckpoint end the search.
     """
     skipped: list[Skipped] = []
     for key, tier in stack.newest_first():
@@ -114,23 +135,20 @@ def newest(stack: Stack, use: Callable[[Reader], None]) -> Found:
             if stack.lists(tier, key):  # not removed since then: a link that leads nowhere now
                 why = "it is listed, but not there"
                 skipped.append(Skipped(tier.path_of(key), why, tier.name))
-        except RestoreMismatch:
-            raise  # it is sound: an older one would not fit either
+        except (RestoreMismatch, NewerCheckpoint):
+            raise  # it is sound: what is saved after an older one would outrank it for ever
         except (CheckpointError, OSError) as error:
             log.warning("skipped %s", error)
-            damaged = isinstance(error, CorruptCheckpoint) and not error.passing
-            skipped.append(Skipped(tier.path_of(key), _why(error), tier.name, damaged))
-    if skipped:
-        place = skipped[0].path.parent
-        told = "; ".join(str(one) for one in skipped)
-        passing = not any(one.damaged for one in skipped)
-        again = "Run it again when they can be read, or move" if passing else "Move"
-        raise NoCheckpoint(
-            place,
-            f"none of its checkpoints can be used ({told}). {again} it away to start afresh, with "
-            "objects made anew: parts of what was read may be in those that were tracked",
-        )
-    return Found(None, None, ())
+            skipped.append(_skipped(tier, key, error))
+    return Found(None, None, tuple(skipped))
+
+
+def _skipped(tier: Tier, key: CheckpointKey, error: CheckpointError | OSError) -> Skipped:
+    corrupt = isinstance(error, CorruptCheckpoint)
+    passing = error.passing if isinstance(error, CorruptCheckpoint) else isinstance(error, OSError)
+    return Skipped(
+        tier.path_of(key), _why(error), tier.name, damaged=corrupt and not passing, passing=passing
+    )
 
 
 def _why(error: CheckpointError | OSError) -> str:
@@ -155,14 +173,17 @@ def state_of(
     own = targets or {}
     places = checkpoint.read({name: memory_of(tensor) for name, tensor in own.items()})
     aliases, tree = checkpoint.manifest.aliases, checkpoint.manifest.tree
-    return decode(
-        tree,
-        lambda name: places[aliases.get(name, name)],
-        like=like,
-        map_location=map_location,
-        copy=False,
-        own=own,
-    )
+    try:
+        return decode(
+            tree,
+            lambda name: places[aliases.get(name, name)],
+            like=like,
+            map_location=map_location,
+            copy=False,
+            own=own,
+        )
+    except NewerCheckpoint as error:
+        raise NewerCheckpoint(checkpoint.path, error.what) from None
 
 
 def differences(manifest: Manifest) -> list[str]:

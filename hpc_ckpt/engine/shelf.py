@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, NoCheckpoint, SpecError
+from ..errors import CheckpointError, CorruptCheckpoint, NewerCheckpoint, NoCheckpoint, SpecError
 from ..format.verify import open_reader
 from ..rundir import CheckpointKey, RunDir
 from ..tiers.directory import DirectoryTier
+from ..tiers.wholeness import broken
 from .restore import state_of
 
 
@@ -28,7 +29,11 @@ def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
 
 
 def latest(root: str | os.PathLike[str]) -> Path:
-    """The newest checkpoint of a run directory without defects; raises NoCheckpoint."""
+    """The newest checkpoint of a run directory that a restore would take; raises NoCheckpoint.
+
+    OSError if a newer one cannot be read just now, NewerCheckpoint if only a newer version can
+    read it: it may be sound.
+    """
     tier = _tier(root)
     return _first_valid(tier, reversed(tier.keys()), "no valid checkpoint there")
 
@@ -53,7 +58,11 @@ def _values(tier: DirectoryTier, metric: str) -> Iterable[tuple[CheckpointKey, f
     for key in tier.keys():  # noqa: SIM118 - a tier is not a dict
         try:
             value = tier.manifest(key).metrics.get(metric, math.nan)
-        except CheckpointError:  # broken: it could not be loaded either
+        except NewerCheckpoint:  # what value it has cannot be told
+            raise
+        except CheckpointError as error:  # broken: it could not be loaded either
+            if isinstance(error, CorruptCheckpoint) and error.passing:
+                raise
             continue
         if not math.isnan(value):
             yield key, value
@@ -61,6 +70,6 @@ def _values(tier: DirectoryTier, metric: str) -> Iterable[tuple[CheckpointKey, f
 
 def _first_valid(tier: DirectoryTier, keys: Iterable[CheckpointKey], why: str) -> Path:
     for key in keys:
-        if not tier.verify(key):
+        if not broken(tier, key):
             return tier.path_of(key)
     raise NoCheckpoint(tier.path, why)

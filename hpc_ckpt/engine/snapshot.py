@@ -26,7 +26,7 @@ from .copying import Copier, Kinds, buffer_for, on_device
 from .unmoved import has_digests
 
 SLOTS = 2
-"""One is written while the other takes the next snapshot."""
+"""One is written while the other takes the next snapshot; more only beside saves that hang."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,12 @@ class Camera:
         """Bytes of all buffers."""
         return sum(len(slot.memory) for slot in self._slots if slot.memory is not None)
 
+    @property
+    def size(self) -> int:
+        """Bytes of one buffer, as the first one is."""
+        first = self._slots[0].memory
+        return 0 if first is None else len(first)
+
     def leaves_at(self, state: object, addresses: Collection[int]) -> dict[str, tuple[int, int]]:
         """The leaves that lie at one of the addresses: bytes of each, and of all leaves."""
         if not addresses:
@@ -214,19 +220,26 @@ class Camera:
     @property
     def can_grow(self) -> bool:
         """There is one buffer, and the setting leaves room for a second."""
-        if len(self._slots) == SLOTS or self._slots[0].memory is None:
-            return False
-        return self._limit is None or 2 * len(self._slots[0].memory) <= self._limit
+        return len(self._slots) < SLOTS and self._has_room(2 * self.size)
 
-    def grow(self) -> None:
-        """Make the second buffer, its pages found before anybody sees it."""
-        first, slot = self._slots[0].memory, Slot()
-        if first is None or (self._limit is not None and self.held + len(first) > self._limit):
+    def grow(self, *, last: bool = False) -> None:
+        """Make another buffer, its pages found before anybody sees it.
+
+        Beyond two there is one more where the setting names so much memory, and one more for the
+        `last` save of a link.
+        """
+        most = SLOTS + (self._limit is not None) + last
+        if len(self._slots) >= most or not self._has_room(self.held + self.size):
             return
-        memory = slot.sized(len(first), pinned=self.pinned)
+        slot = Slot()
+        memory = slot.sized(self.size, pinned=self.pinned)
         if not self.pinned:
             _touch(memory)
         self._slots.append(slot)
+
+    def _has_room(self, total: int) -> bool:
+        """Whether buffers may have so many bytes; before the first there is no size to go by."""
+        return self.size > 0 and (self._limit is None or total <= self._limit)
 
     def take(self, state: object, steady: frozenset[str] = frozenset()) -> Snapshot:
         """Copy the state; only while ready. When this returns, training may change it again."""

@@ -7,7 +7,7 @@ by their digests alone.
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from ..format.image import ImageLayout
@@ -72,9 +72,12 @@ class Steady:
         """What lies there is damaged: its bytes are written again."""
         self._known = {d: record for d, record in self._known.items() if record.holder != holder}
 
-    def left_to_write(self, snapshot: Snapshot) -> int:
-        """Bytes of a snapshot that no older checkpoint is expected to hold."""
-        known = {record.size for record in self._known.values()}
+    def left_to_write(self, snapshot: Snapshot, is_there: Callable[[str], bool]) -> int:
+        """Bytes of a snapshot that no older checkpoint is expected to hold.
+
+        `is_there`: whether a checkpoint of that name lies where it is to be written.
+        """
+        known = {r.size for r in self._known.values() if is_there(r.holder or "")}
         return sum(
             layout.size
             for layout, steady in zip(snapshot.layouts, snapshot.steady, strict=True)

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 
 from ..errors import BrokenOff, CorruptCheckpoint, Fenced, one_line
 from ..events import Event, EventLog
+from ..format.defects import DefectKind
 from ..format.manifest import CHUNK
 from ..lease import Lease
 from ..rundir import CheckpointKey
 from ..settings import Keep
 from ..tiers.base import Committed, Tier
-from ..tiers.retention import retain
+from ..tiers.retention import referring, retain
 from ..tiers.writing import Pace
 from .restore import Origin
 from .scrub import Scrubber
 
 log = logging.getLogger("hpc_ckpt")
+
+STUCK_S = 60.0
+"""What follows a commit and has not ended after so long is not waited for by the next."""
 
 
 class Tidier:
@@ -54,7 +59,10 @@ class Tidier:
         self._broken: dict[str, set[CheckpointKey]] = {}
         if origin is not None:
             self._broken = {tier: set(keys) for tier, keys in origin.broken.items()}
+        self._damaged: dict[str, set[CheckpointKey]] = {}
+        """By tier: holders of a shard that was found damaged; no new save refers to them."""
         self._hurried = threading.Event()
+        self._rounds = _Rounds()
         self._scrubber = Scrubber()
         self._swept: set[str] = set()
 
@@ -64,7 +72,7 @@ class Tidier:
 
     def hurry(self) -> None:
         """Somebody waits for a save, which is about to begin: until calm() no checkpoint is read
-        back, and what that would have let go stays until the next commit."""
+        back, and the last one that was stays until the next commit."""
         self._hurried.set()
         self.break_off()
 
@@ -84,11 +92,31 @@ class Tidier:
             look.pace.hurry()
 
     def tidy(self, tier: Tier, committed: Committed) -> None:
-        broken = self._broken.setdefault(tier.name, set())
-        broken.discard(committed.key)  # a whole copy has taken its place
+        for known in (self._broken, self._damaged):  # a whole copy has taken its place
+            known.setdefault(tier.name, set()).discard(committed.key)
+        if not self._rounds.begin(tier.name):
+            self._tell_that_it_hangs(tier)
+            return
+        try:
+            self._tidy(tier, committed)
+        finally:
+            self._rounds.end(tier.name)
+
+    def _tell_that_it_hangs(self, tier: Tier) -> None:
+        if self._rounds.told(tier.name):
+            return
+        said = f"TimeoutError: what followed an earlier commit has not ended after {STUCK_S:.0f} s"
+        self._events.emit(Event.RETENTION_FAILED, flush=False, tier=tier.name, error=said)
+        log.warning("old checkpoints stay in tier %s until that answers: %s", tier.name, said)
+
+    def _tidy(self, tier: Tier, committed: Committed) -> None:
         try:
             for holder in self._scrubber.damaged(tier, committed.key):
-                self._distrust(holder)
+                self._distrust(tier, holder)
+            broken = self._broken_in(tier)
+            if tier.name not in self._swept:
+                self._lease.check()
+                tier.recover()  # before anything goes: at the start it may not have answered
             removed = retain(
                 tier,
                 self._keep,
@@ -96,15 +124,13 @@ class Tidier:
                 committed=committed.key,
                 guard=self._lease.check,
                 known_broken=broken,
-                before=lambda surplus: self._before(tier, committed, surplus),
+                before=lambda surplus: self._before(tier, committed, surplus, broken),
             )
             if tier.name not in self._swept:
                 tier.sweep(self._lease.generation)
                 self._swept.add(tier.name)
         except Fenced as error:
             self._on_fenced(error)
-        except BrokenOff as error:
-            log.info("old checkpoints stay until the next commit: %s", error)
         except Exception as error:  # noqa: BLE001 - the commit stands; the next one tidies again
             said = one_line(error)
             self._events.emit(Event.RETENTION_FAILED, tier=tier.name, error=said)
@@ -113,15 +139,37 @@ class Tidier:
             for key in removed:
                 self._events.emit(Event.REMOVED, checkpoint=key.directory_name, tier=tier.name)
 
-    def _before(self, tier: Tier, committed: Committed, surplus: Sequence[CheckpointKey]) -> None:
+    def _broken_in(self, tier: Tier) -> frozenset[CheckpointKey]:
+        """None of these can be counted on: a holder that is damaged takes others with it."""
+        damaged = frozenset(self._damaged[tier.name])
+        others = referring(tier, damaged) if damaged else ()
+        return damaged.union(self._broken[tier.name], others)
+
+    def _before(
+        self,
+        tier: Tier,
+        committed: Committed,
+        surplus: Sequence[CheckpointKey],
+        broken: Collection[CheckpointKey],
+    ) -> Collection[CheckpointKey]:
         """Of what stays, one was read: the new one now, if the last of those is too old to stay.
 
-        One read for as many saves as are kept.
+        One read for as many saves as are kept. If it is broken off, that last one stays, or where
+        none was ever read, or is damaged since, one more than is wanted.
         """
         verified = self._verified.get(tier.name)
-        if surplus and (verified is None or verified <= surplus[-1]):
+        if verified in broken:
+            verified = None
+        if not surplus or (verified is not None and verified > surplus[-1]):
+            return ()
+        try:
             self._read_back(tier, committed)
-            self._verified[tier.name] = committed.key
+        except BrokenOff as error:
+            log.info("one more checkpoint stays until the next commit: %s", error)
+            sound = [key for key in surplus if key not in broken]
+            return (verified,) if verified in sound else sound[-1:]
+        self._verified[tier.name] = committed.key
+        return ()
 
     def _read_back(self, tier: Tier, committed: Committed) -> None:
         look = _Look(self._pace(committed.size))
@@ -132,23 +180,65 @@ class Tidier:
                 look.break_off()
             if self._hasty:
                 look.pace.hurry()
-            defects = tier.verify(committed.key, look.stop)
+            found = tier.verify(committed.key, look.stop)
         finally:
             self._looks.discard(look)
+        # What somebody put beside the others is no reason to lose them.
+        defects = [one for one in found if one.kind is not DefectKind.UNEXPECTED_FILE]
         if not defects:
             return
         error = CorruptCheckpoint(committed.path, defects)
         if not error.passing:
-            self._broken[tier.name].add(committed.key)
-            for shard in tier.manifest(committed.key).shards:
-                if shard.holder is not None:
-                    self._distrust(shard.holder)
+            self._note_damage(tier, committed.key, {one.file for one in defects})
         raise error
 
-    def _distrust(self, holder: str) -> None:
+    def _note_damage(self, tier: Tier, key: CheckpointKey, places: Collection[str]) -> None:
+        self._broken[tier.name].add(key)
+        self._on_damaged(key.directory_name)  # the next save must not refer to it
+        shards = tier.manifest(key).shards
+        for holder in {one.holder for one in shards if one.place in places} - {None}:
+            self._distrust(tier, str(holder))
+
+    def _distrust(self, tier: Tier, holder: str) -> None:
+        key = CheckpointKey.parse(holder)
+        if key is not None:
+            self._damaged[tier.name].add(key)
         self._on_damaged(holder)
         self._events.emit(Event.HOLDER_DAMAGED, checkpoint=holder)
         log.warning("%s holds shards of others and is damaged; they are written again", holder)
+
+
+class _Rounds:
+    """One at a time in each tier: where it hangs, only one thread does."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._began_s: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def begin(self, tier: str) -> bool:
+        """After the one under way; False: that does not end."""
+        with self._changed:
+            while tier in self._began_s:
+                left_s = self._began_s[tier] + STUCK_S - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self._changed.wait(left_s)
+            self._began_s[tier] = time.monotonic()
+            return True
+
+    def end(self, tier: str) -> None:
+        with self._changed:
+            del self._began_s[tier]
+            self._told.discard(tier)
+            self._changed.notify_all()
+
+    def told(self, tier: str) -> bool:
+        """Whether it was said already that this one does not end; it is now."""
+        with self._changed:
+            known = tier in self._told
+            self._told.add(tier)
+            return known
 
 
 class _Look:

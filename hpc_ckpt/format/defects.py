@@ -27,6 +27,8 @@ class DefectKind(str, Enum):
     SHARD_HEADER = "shard-header"
     LEAF_MISSING = "leaf-missing"
     LEAF_DUPLICATE = "leaf-duplicate"
+    LEAF_TIED = "leaf-tied"
+    """The tree says of a leaf that it is another's memory, or does not, and aliases differ."""
     UNEXPECTED_FILE = "unexpected-file"
     UNREADABLE = "unreadable"
     """The file system gave an error, or the name is not a regular file."""

@@ -282,12 +282,12 @@ def _refuse_constant(name: str) -> None:
 
 
 def _check_version(version: object) -> None:
-    if type(version) is not int:
-        raise _field_error("format_version", "must be a whole number")
+    if type(version) is not int or version < 1:
+        raise _field_error("format_version", "must be a whole number from 1 on")
     if version != FORMAT_VERSION:
         message = (
-            f"format version {version}; this program reads version {FORMAT_VERSION}. "
-            "Upgrade hpc_ckpt to read it."
+            f"format version {version}; this program reads version {FORMAT_VERSION}: "
+            "upgrade hpc_ckpt to read it"
         )
         raise _error(DefectKind.UNSUPPORTED_VERSION, message)
 

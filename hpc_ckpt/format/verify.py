@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import fsio
-from ..errors import CorruptCheckpoint, HeaderError, ManifestError, NoCheckpoint
+from ..errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    HeaderError,
+    ManifestError,
+    NewerCheckpoint,
+    NoCheckpoint,
+)
 from ..rundir import MANIFEST_NAME, CheckpointKey
 from .defects import Defect, DefectKind
 from .image import StoredLeaf, header_length, read_header
@@ -178,7 +185,7 @@ def open_reader(directory: Path) -> Reader:
 
     A stray file is verify's to report, not a reason to go back to an older checkpoint: network
     file systems make such files by themselves (.nfs…). NoCheckpoint means the directory is not
-    there, or went while it was being read.
+    there, or went while it was being read; NewerCheckpoint that only a newer version can tell.
     """
     try:
         manifest = _load_manifest(directory)
@@ -224,9 +231,12 @@ def read_manifest(directory: Path) -> Manifest:
         raise _rejected(directory, [broken.defect]) from None
 
 
-def _rejected(directory: Path, defects: list[Defect]) -> CorruptCheckpoint | NoCheckpoint:
+def _rejected(directory: Path, defects: list[Defect]) -> CheckpointError:
     if not directory.is_dir():
         return NoCheckpoint(directory)
+    for defect in defects:
+        if defect.kind is DefectKind.UNSUPPORTED_VERSION:
+            return NewerCheckpoint(directory, defect.detail)
     return CorruptCheckpoint(directory, defects)
 
 
@@ -316,7 +326,7 @@ def _parse_header(data: bytes, record: ShardRecord) -> dict[str, StoredLeaf]:
 
 # ── leaves ────────────────────────────────────────────────────────────────────────────────
 def _check_leaves(manifest: Manifest, headers: Headers) -> list[Defect]:
-    """Every name the tree or an alias uses is stored, exactly once."""
+    """Every name the tree or an alias uses is stored, exactly once, and tied as it says."""
     defects = []
     stored: set[str] = set()
     for file, leaves in headers.items():
@@ -332,19 +342,27 @@ def _check_leaves(manifest: Manifest, headers: Headers) -> list[Defect]:
         if target not in stored:
             detail = f"alias {alias!r} stands for {target!r}, which no shard holds"
             defects.append(Defect(DefectKind.LEAF_MISSING, MANIFEST_NAME, detail))
-    for name in dict.fromkeys(_leaf_names(manifest.tree)):
-        if name not in stored and name not in manifest.aliases:
+    missing: dict[str, Defect] = {}
+    ties: list[Defect] = []
+    for name, tied in _leaves_in(manifest.tree):
+        target = manifest.aliases.get(name, _UNTIED)
+        if target is _UNTIED and name not in stored:
             detail = f"the tree needs leaf {name!r}, which no shard holds"
-            defects.append(Defect(DefectKind.LEAF_MISSING, MANIFEST_NAME, detail))
-    return defects
+            missing[name] = Defect(DefectKind.LEAF_MISSING, MANIFEST_NAME, detail)
+        elif tied != target:
+            told = f"is tied to {target!r}" if name in manifest.aliases else "is tied to none"
+            detail = f"leaf {name!r} {told}, and the tree does not say so"
+            ties.append(Defect(DefectKind.LEAF_TIED, MANIFEST_NAME, detail))
+    return [*defects, *missing.values()] or ties
 
 
-def _leaf_names(tree: Any) -> list[str]:
-    """Names of the leaves a state tree refers to: the text under "leaf" in what a tag holds.
+def _leaves_in(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves a state tree refers to, and what it says each is tied to: the text under "leaf"
+    and "tied" in what a tag holds.
 
     Such a tag holds records of text and numbers: no other tag lies below it.
     """
-    names: list[str] = []
+    names: list[tuple[str, Any]] = []
     waiting = [tree] if type(tree) is dict or type(tree) is list else []
     while waiting:
         node = waiting.pop()
@@ -359,10 +377,16 @@ def _leaf_names(tree: Any) -> list[str]:
 _LEAF_TAGS = frozenset({"$tensor", "$array", "$sparse", "$quantized", "$generator"})
 
 
-def _names_in(fields: Any) -> list[str]:
+_UNTIED: Any = object()
+
+
+def _names_in(fields: Any) -> list[tuple[str, Any]]:
     """The leaf a tag names, itself or in its parts."""
     if type(fields) is not dict:
         return []
     records = [fields] if "leaf" in fields else fields.values()
-    named = [one.get("leaf") for one in records if type(one) is dict]
-    return [name for name in named if type(name) is str]
+    return [
+        (one["leaf"], one.get("tied", _UNTIED))
+        for one in records
+        if type(one) is dict and type(one.get("leaf")) is str
+    ]

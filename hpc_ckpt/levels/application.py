@@ -13,17 +13,20 @@ import itertools
 import logging
 import os
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import EXIT_SAVED
-from .base import Kind, Moment, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
-from .collecting import Beginning, Collector, put_all_back
+from ..errors import EXIT_COMPLETE, EXIT_SAVED
+from .addressees import addressees
+from .base import Kind, Moment, NotHere, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
+from .collecting import ASIDE, Beginning, Collector, put_all_back
 from .evidence import Evidence, stamp
 from .ingredients import Edit, Number, Rewrite, Test
-from .invocation import Invocation, named
+from .invocation import Invocation
+from .knowable import why_not_known
 from .program import Program
 from .recipe import Recipe
 from .values import Values, times_left
@@ -37,7 +40,8 @@ RESERVE_S = 1.0
 """Of the time for a last save, for copying what is there."""
 WATCH_S = 2.0
 """A program that does not take its restart file ends within about this long."""
-INTERPRETERS = ("python*", "perl", "bash", "sh")
+CANNOT_RUN = (126, 127)
+"""As a shell says that there is no such program, or that it is none: no file of it is to blame."""
 COLLECT_S = 5.0
 """For a last save of a program that is asked nothing."""
 
@@ -54,7 +58,16 @@ class Application:
         self._asked: Mapping[str, Any] | None = None
         self._asked_file: Path | None = None
         self._asked_to_stop = False
+        self._untold = False
+        """It was to be asked by a signal, and nobody was there to hear it."""
         self._tried_in_place = False
+        self._in_place: Path | None = None
+        """Newer than anything saved, and gone on from first."""
+        self._in_place_ns = 0
+        self._kept: Path | None = None
+        """Where that is since a saved one was put in its place."""
+        self._tried: list[tuple[Path, Mapping[str, Any]]] = []
+        """Restarts that were put back in this link."""
         self._handed: Mapping[str, Any] = {}
 
     def probe(self, work: Work) -> str | None:
@@ -66,21 +79,11 @@ class Application:
                 f"no word of the command is one of {names}; a recipe of your own with "
                 f"'like: {recipe.name}' may name another program under 'recognise'"
             )
-        why = recipe.why_not_one(call, work)
+        why = recipe.why_not_one(call, work) or recipe.why_refused(call, work)
         if why is not None:
             return why
         values = Values(recipe, call, work)
-        missing = [values.unknown(pattern) for pattern in recipe.restart.files]
-        if missing and None not in missing:
-            return (
-                f"the command does not show {{{missing[0]}}}, which its restart files need; "
-                f"give it a default in a recipe of your own with 'like: {recipe.name}'. "
-                f"{recipe.note}"
-            ).strip()
-        untold = [_untold(values, test) for test in recipe.complete]
-        if None not in untold:
-            return f"nothing shows {{{untold[0]}}}, which tells the end of the work; {recipe.note}"
-        return recipe.why_not_again(call, work)
+        return why_not_known(recipe, values) or recipe.why_not_again(call, work)
 
     # ── beginning ─────────────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:
@@ -108,14 +111,18 @@ class Application:
         if name is None:
             try:
                 self._collector.put_aside(facts)
+                self._keep_in_place(facts)
                 name = put_all_back(restart, facts, work.cwd)
             except (OSError, KeyError) as error:
                 raise ResumeFailed(f"its files cannot be put back: {error}") from error
+            self._tried.append((restart, facts))
         self._collector.seen_now()
         return self._start(work, call, self._recipe.resume, {"restart": name})
 
     def resumed(self, program: Program, until: float) -> None:
         code = program.wait(min(until, time.monotonic() + WATCH_S))
+        if code in CANNOT_RUN:
+            raise NotHere(f"the program cannot be run on this node: code {code}")
         if code is not None and code > 0 and code != EXIT_SAVED:
             raise ResumeFailed(f"the program ended at once with code {code}")
 
@@ -146,7 +153,7 @@ class Application:
         """A program that is asked stops by its own clock only if that was not heard."""
         request = self._recipe.save
         lead_s = request.lead_s / 2 if request.asks else request.lead_s
-        return times_left(work, lead_s, request.limit_share)
+        return times_left(work, lead_s + work.store_s, request.limit_share)
 
     def _steps_left(self, more: Mapping[str, str]) -> dict[str, str]:
         """For a program that counts its steps anew in each link; at least one."""
@@ -214,7 +221,31 @@ class Application:
         found = self._collector.newer_than(facts)
         if found is not None:
             log.info("%s is newer than what was saved, and whole", found)
+            self._in_place = work.cwd / found
+            self._in_place_ns = self._in_place.stat().st_mtime_ns
         return found
+
+    def _keep_in_place(self, facts: Mapping[str, Any]) -> None:
+        """What is put back would be written over work that nobody has saved."""
+        path = self._in_place
+        if path is None or self._kept is not None:
+            return
+        if path.exists() and path in {self._work.cwd / f["path"] for f in facts["files"]}:
+            log.warning("kept beside it: %s, which is newer than what was saved", path)
+            path.replace(_aside(path))
+        kept = _aside(path)  # by put_aside(), or here; another of that name may be of last week
+        if not path.exists() and kept.exists() and kept.stat().st_mtime_ns == self._in_place_ns:
+            self._kept = kept
+
+    def leave_newest(self) -> None:
+        newest = max(self._tried, key=_written_ns, default=None)
+        try:
+            if self._in_place is not None and self._kept is not None:
+                self._kept.replace(self._in_place)
+            elif newest is not None and newest is not self._tried[-1]:
+                put_all_back(*newest, self._work.cwd)
+        except OSError as error:
+            log.warning("the newest restart files are not put back: %s", error)
 
     # ── saving ────────────────────────────────────────────────────────────────────────────
     def ask(self, program: Program, into: Path, moment: Moment) -> None:
@@ -225,9 +256,7 @@ class Application:
         self._asked = self._collector.stamps()
         self._asked_to_stop = request.stops or moment.last
         if request.signal is not None:
-            for pid in self._addressees(program):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, request.signal)
+            self._signal(program, request.signal)
         elif request.file is not None:
             self._make_request(request.file, request.text)
         elif request.command is not None:
@@ -235,8 +264,24 @@ class Application:
             if argv is None or self._evidence.run(argv) != 0:
                 raise SaveFailed(f"the command that asks for a save failed: {request.command}")
 
+    def _signal(self, program: Program, number: signal.Signals) -> None:
+        names = self._recipe.recognised.programs
+        told = addressees(program, names, number, self._work.environ)
+        for pid in told:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        self._untold = not told
+        if self._untold:
+            log.warning(
+                "no %s reaches the program: srun has started it on other nodes. What it writes by "
+                "itself is collected",
+                number.name,
+            )
+
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
+        began = time.monotonic()
         written = self._wait_written(program, moment)
+        waited_s = time.monotonic() - began
         if self._handed and program.poll() and self._handed == self._collector.stamps():
             raise NothingNew("the program ended before it went on from what an earlier link left")
         try:
@@ -251,15 +296,18 @@ class Application:
         progress = self._recipe.progress
         step = None if progress is None else self._evidence.number(progress, restart)
         facts = {**collected.facts(), "before": self._before, "step": step}
-        return Saved(step=step, facts=facts, lead_s=self.lead_s)
+        return Saved(step=step, facts=facts, lead_s=self.lead_s, waited_s=waited_s)
 
     def _wait_written(self, program: Program, moment: Moment) -> bool:
         """Whether what was asked for came, or nothing was asked for."""
         if self._asked is None:
             return True
-        until = moment.until - RESERVE_S
-        if not moment.last:
-            until = min(until, time.monotonic() + self._recipe.save.lead_s)
+        # What is written must still be stored; but what is not written is not there to be.
+        in_time = moment.until - max(RESERVE_S, moment.store_s)
+        promised = time.monotonic() + self._recipe.save.lead_s
+        until = max(in_time, min(promised, moment.until - RESERVE_S))
+        if not moment.last or self._untold:
+            until = min(until, promised)
         changed, since = self._asked, time.monotonic()
         while time.monotonic() < until:
             if program.wait(time.monotonic() + LOOK_EVERY_S) is not None:
@@ -272,13 +320,6 @@ class Application:
             elif now != self._asked and time.monotonic() - since >= SETTLE_S:
                 return True
         return False
-
-    def _addressees(self, program: Program) -> list[int]:
-        """The program itself behind shells and launchers; else whatever has no children."""
-        tree = program.tree()
-        patterns = self._recipe.recognised.programs
-        found = [pid for pid in tree if any(named(w, patterns) for w in _called(pid))]
-        return found or program.leaves()
 
     def _make_request(self, file: str, text: str) -> None:
         path = self._values.path(file)
@@ -299,8 +340,12 @@ class Application:
     # ── the end ───────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
         """Code 0 of a program that was asked to end says only that it did."""
-        tests = [t for t in self._recipe.complete if not (self._asked_to_stop and _is_code(t))]
-        return any(self._evidence.complete(test, code, self._before) for test in tests)
+        tests = self._recipe.complete
+        shown = [test for test in tests if not _is_code(test)]
+        if any(self._evidence.complete(test, code, self._before) for test in shown):
+            return True
+        by_code = code == EXIT_COMPLETE and len(shown) < len(tests)
+        return None if by_code and not self._asked_to_stop else False
 
     def _final_stamps(self) -> dict[str, Sequence[int]]:
         """Of the files that will show the end, as they were before anything ran."""
@@ -325,10 +370,12 @@ def _is_code(test: Test) -> bool:
     return test.file is None and test.where is None and test.step is None
 
 
-def _untold(values: Values, test: Test) -> str | None:
-    """A name that its target needs and nothing gives."""
-    text = None if test.target is None else test.target.value
-    return None if text is None else values.unknown(text)
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + ASIDE)
+
+
+def _written_ns(tried: tuple[Path, Mapping[str, Any]]) -> int:
+    return max((int(f["mtime_ns"]) for f in tried[1]["files"] if not f.get("also")), default=0)
 
 
 def _free(path: Path) -> Path:
@@ -343,13 +390,3 @@ def _lead(recipe: Recipe) -> float:
     lines = (*recipe.first.set, *recipe.first.append, *recipe.resume.set, *recipe.resume.append)
     limited = any("_left}" in line for line in lines)
     return request.lead_s / 2 if limited else min(request.lead_s, COLLECT_S)
-
-
-def _called(pid: int) -> list[str]:
-    """The name of a process's program; of a script also its own."""
-    try:
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return []
-    words = [os.fsdecode(word) for word in line.split(b"\0")[:2]]
-    return words if named(words[0], INTERPRETERS) else words[:1]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..errors import HpcCkptError
 from .program import Program
@@ -40,6 +40,9 @@ class Work:
     """A directory of the chain for what a program writes over more than one link."""
     log: Path | None = None
     """What the program prints is there a moment later."""
+    store_s: float = 0.0
+    """What to keep free before the end of a link for storing what the program writes: as long as
+    that took in earlier links, and some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,8 @@ class Moment:
     """time.monotonic() by which it must be over."""
     last: bool = False
     """Nothing of this program need go on afterwards."""
+    store_s: float = 0.0
+    """Of that time, for storing what the program has written: as long as it took, and some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +74,16 @@ class Saved:
     """What a save has put into its directory."""
 
     step: int | None = None
-    """Grows with the work and with nothing else: the chain stops after two links in which it
-    did not. None: the level cannot tell, and saves are counted."""
+    """The evidence of progress, and all there is of it: grows with the work and with nothing
+    else. The chain stops after two links in which it did not. None: the level cannot tell, and
+    saves are counted."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What resume() needs beside the files; kept in the manifest as JSON."""
     lead_s: float | None = None
-    """How long a last save takes, where the time this one took says nothing of that."""
+    """How long the program itself takes to write for a last save, where this one does not show
+    it; None: the whole of this one does."""
+    waited_s: float = 0.0
+    """Of this save, for the program to write: counted in lead_s, not in what the rest took."""
 
 
 class SaveFailed(HpcCkptError):
@@ -90,6 +99,14 @@ class NotNow(NothingNew):
     no time. Says nothing against the level."""
 
 
+class NoRoom(NotNow):
+    """The storage is full, over quota, or does not take anything now."""
+
+
+class LevelFailed(Exception):
+    """This level does not work for this program here; the next one may."""
+
+
 class StartFailed(HpcCkptError):
     """The level cannot start the program here; the next one may."""
 
@@ -97,10 +114,12 @@ class StartFailed(HpcCkptError):
 class ResumeFailed(HpcCkptError):
     """This restart cannot be gone on from; an older one may."""
 
-    @property
-    def passes(self) -> bool:
-        """Caused by a bad day of this node or its storage: nothing is wrong with the restart."""
-        return isinstance(self.__cause__, OSError) and self.__cause__.errno in _PASSING
+
+def passes(error: BaseException) -> bool:
+    """Caused by a bad day of this node or its storage: it says nothing against a level, nor
+    against what the level has saved."""
+    found = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(found, OSError) and found.errno in _PASSING
 
 
 _PASSING = frozenset(
@@ -111,6 +130,11 @@ _PASSING = frozenset(
 
 class NotHere(ResumeFailed):
     """No restart can be gone on from on this node now; nothing is wrong with any of them."""
+
+
+class AnotherCommand(HpcCkptError):
+    """What is saved is the work of another command: to go on from it would give that one's result,
+    to begin anew would write over it."""
 
 
 class Level(Protocol):
@@ -152,3 +176,12 @@ class Level(Protocol):
 
     def close(self) -> None:
         """The link is over: end what the level itself has started."""
+
+
+@runtime_checkable
+class OwnFiles(Protocol):
+    """A level whose restarts are files of the program, in the places where people look for them."""
+
+    def leave_newest(self) -> None:
+        """The program went on from none of those that resume() was given: what lies there now is
+        the last one tried, and the newest has to lie there when the link fails."""

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import stat
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 LAUNCHERS = frozenset(
     ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "srun", "aprun", "jsrun", "ibrun")
 )
 """Programs that start others, on other nodes too."""
+MPI_LAUNCHERS = LAUNCHERS - {"srun", "aprun", "jsrun", "ibrun"}
+"""Those that start them by themselves where there is one node."""
 SHELLS = frozenset(("sh", "bash", "dash", "ksh", "zsh"))
 _PT_INTERP = 3
 _PROGRAM_HEADERS_CAP = 4096
 _ENV = "env"
+_SHELL_TEXT = re.compile(r"-[a-z]*c")
+_SHELL_SETTING = re.compile(r"[-+][A-Za-z]*[oO]|--rcfile|--init-file")
+"""Options of a shell behind which a word of their own stands."""
 
 
 def launcher_in(argv: Sequence[str]) -> str | None:
@@ -38,14 +43,21 @@ def words(argv: Sequence[str]) -> Iterator[str]:
 
 
 def inner_words(argv: Sequence[str]) -> list[str]:
-    if Path(argv[0]).name not in SHELLS:
-        return []
-    return [
-        word
-        for before, text in pairwise(argv)
-        if before.startswith("-") and before.endswith("c")
-        for word in _split(text)
-    ]
+    return [w for at, text in enumerate(argv) if is_for_a_shell(argv, at) for w in _split(text)]
+
+
+def is_for_a_shell(argv: Sequence[str], at: int) -> bool:
+    """Whether a word is what a shell is told with -c, also one behind env or nice; other
+    programs have a -c of their own."""
+    if at < 2 or _SHELL_TEXT.fullmatch(argv[at - 1]) is None:
+        return False
+    for before in range(at - 2, -1, -1):
+        word = argv[before]
+        if Path(word).name in SHELLS:
+            return True
+        if not word.startswith(("-", "+")) and not _SHELL_SETTING.fullmatch(argv[before - 1]):
+            return False
+    return False
 
 
 def _split(text: str) -> list[str]:

@@ -20,8 +20,20 @@ class Choice:
     why: str
     rejected: tuple[tuple[str, str], ...] = ()
     warning: str | None = None
+    before: tuple[str, ...] = ()
+    """Words before the command."""
+    fenced: bool = False
+    """Whether all that the program keeps goes through commits that look at the lease. Any
+    other one writes files of its own: two links of it must never run at once."""
+
+    def told(self) -> dict[str, Any]:
+        """For chain.json, and so for the ledger."""
+        return {"level": self.chosen, "rejected": dict(self.rejected)}
 
 
 MODEL = Choice(
-    (), "model", "the command is expected to use hpc_ckpt.Checkpointer, or to exit 75 when saved"
+    (),
+    "model",
+    "the command is expected to use hpc_ckpt.Checkpointer, or to exit 75 when saved",
+    fenced=True,
 )

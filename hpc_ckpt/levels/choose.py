@@ -7,37 +7,36 @@ node, and goes down the same order.
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-import os
-import re
-import shlex
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .. import resources
 from ..errors import SpecError
+from ..policy.interval import EveryTime
+from ..settings import parse_policy
+from . import criu_tool, dmtcp_tool
 from .application import Application
 from .base import Kind, Level, Work
+from .binaries import MPI_LAUNCHERS, launcher_in
 from .choice import Choice
 from .criu import Criu
 from .dmtcp import Dmtcp
+from .dmtcp_tool import NoTool, find_tool
 from .plain import WARNING, Plain
 from .recipe import Recipe, matching, recipe_of, untried
+from .speaking import speaks_for_itself
 
-LOOK_INTO = 1024**2
-"""Of a script: a line that imports the Checkpointer is near its top."""
-_USES = re.compile(
-    rb"""^(?:[^#\n]*[;:])?[ \t]*(?:from|import(?:[ \t]+[\w., \t]+,)?)[ \t]+hpc_ckpt\b
-       | ^[^#\n]*\bimport\w*\(["']hpc_ckpt\b
-       | (?:^|[ \t])-m\s+hpc_ckpt\b(?!/)
-       | (?<![\w/.-])HPC_CKPT_(?:NOTICE|ROOT|DEADLINE|OUTCOME)\b
-       | \bexit[ ]75\b""",
-    re.MULTILINE | re.VERBOSE,
+SCRIPT = "templates/dmtcp.sh"
+SCRIPT_INTERVAL_S = 1800
+"""The script's own, where it is told none."""
+MPI_WARNING = (
+    "MPI under DMTCP was run with Open MPI 4.1 on one node and no other: try a small case first"
 )
-"""Not the bare name: a directory may have it too, and its program would never be saved."""
-_ASKS = re.compile(r"(?<![\w/.-])HPC_CKPT_[A-Z]")
-"""Any of a link's variables, in the command itself."""
-_SCRIPT = re.compile(r"[^=]*\.(?:py|sh|bash|R|jl|pl)")
+
+_NOT_FOUND = (dmtcp_tool.NOT_FOUND, criu_tool.NOT_FOUND)
 
 
 def choose(
@@ -47,16 +46,23 @@ def choose(
     recipes: Iterable[Recipe] = (),
     recipe: str | Mapping[str, Any] | None = None,
     tools: Mapping[str, Any] | None = None,
+    policy: str = "auto",
 ) -> Choice:
-    """`wanted`: one of choice.LEVELS; `recipe`: a name or a recipe; `tools`: the profile's."""
+    """`wanted`: one of choice.LEVELS; `recipe`: a name or a recipe; `tools`: the profile's;
+    `policy`: the spec's, for what keeps its own checkpoints."""
     known = list(recipes)
     if recipe is not None:
         return _by_recipe(work, recipe_of(recipe, known, work.cwd))
     if wanted in ("auto", "model"):
         own = speaks_for_itself(work)
-        if own is not None or wanted == "model":
-            return Choice((), Kind.MODEL.value, own or "as the spec says")
-    rejected = [(Kind.MODEL.value, "no file of the command imports hpc_ckpt")]
+        if own is not None:
+            return Choice((), Kind.MODEL.value, own.why, fenced=own.by_checkpointer)
+        if wanted == "model":
+            return Choice((), Kind.MODEL.value, "as the spec says", fenced=True)
+    launcher = launcher_in(work.argv)
+    if wanted == Dmtcp.name and launcher is not None and Path(launcher).name in MPI_LAUNCHERS:
+        return _by_script(work, launcher, (tools or {}).get(Dmtcp.name), policy)
+    rejected = [(Kind.MODEL.value, "no file that the command shows imports hpc_ckpt")]
     if wanted in ("auto", "application"):
         found = matching(known, work)
         why = _unknown(known, work) if found is None else Application(found).probe(work)
@@ -79,7 +85,7 @@ def _unknown(known: Sequence[Recipe], work: Work) -> str:
         return "no recipe knows this command"
     return (
         f"recipe {near.name} knows this command but was not run here: "
-        f"name it with recipe: {near.name}"
+        f"name it with recipe: {near.name}, after hpc-ckpt rehearse --recipe {near.name} -- CMD"
     )
 
 
@@ -108,7 +114,7 @@ def _by_system(
         if wanted in ("plain",) or (wanted in ("dmtcp", "criu") and wanted != level.name):
             continue
         why = level.probe(work)
-        if why is None or wanted == level.name or _by_module(tools.get(level.name)):
+        if why is None or wanted == level.name or _by_module(tools.get(level.name), why):
             # A job has another PATH: what was found here is named, and looked for there.
             tool = tools.get(level.name) or level.tool
             entries.append({"name": level.name, "kind": Kind.SYSTEM.value, "tool": tool})
@@ -123,9 +129,34 @@ def _by_system(
     return Choice(tuple(entries), str(entries[0]["name"]), "as a whole process", tuple(rejected))
 
 
-def _by_module(tool: Mapping[str, Any] | None) -> bool:
-    """Only the node can say whether a module brings it."""
-    return bool(tool and tool.get("module"))
+def _by_script(work: Work, launcher: str, tool: Mapping[str, Any] | None, policy: str) -> Choice:
+    """MPI on one node, the launcher under DMTCP too: a script that keeps its own checkpoints and
+    speaks to the chain by the notice file and its exit code."""
+    if work.gpus:
+        raise SpecError("level: dmtcp: GPUs are asked for, and DMTCP does not save what is on them")
+    try:
+        found = find_tool(tool, work.environ)
+    except NoTool as error:
+        raise SpecError(f"level: dmtcp: {error}") from error
+    script = str(resources.find(SCRIPT))
+    interval, how_often = _interval(policy)
+    why = f"{launcher} on one node, as a whole, by {SCRIPT}, a checkpoint {how_often}"
+    before = ("env", f"DMTCP_BIN={found.place}", *interval, "bash", script)
+    return Choice((), Dmtcp.name, why, warning=MPI_WARNING, before=before)
+
+
+def _interval(policy: str) -> tuple[tuple[str, ...], str]:
+    """A policy as the script takes it, and for people."""
+    asked = parse_policy(policy)
+    if not isinstance(asked, EveryTime):
+        return (), f"{EveryTime(SCRIPT_INTERVAL_S)}: it counts no steps"
+    seconds = math.ceil(asked.seconds)
+    return (f"INTERVAL={seconds}",), str(EveryTime(seconds))
+
+
+def _by_module(tool: Mapping[str, Any] | None, why: str) -> bool:
+    """Only the node can say whether a module brings it; what else speaks against it stays."""
+    return bool(tool and tool.get("module")) and why in _NOT_FOUND
 
 
 def levels_of(entries: Iterable[Mapping[str, Any]]) -> list[Level]:
@@ -144,52 +175,3 @@ def _build(entry: Mapping[str, Any]) -> Level:
     if name == Plain.name:
         return Plain()
     raise SpecError(f"chain.json names a level {name!r} that this version does not know")
-
-
-# ── programs that save for themselves ─────────────────────────────────────────────────────
-def speaks_for_itself(work: Work) -> str | None:
-    """Which word of the command shows that it uses a Checkpointer or the notice file."""
-    found = words(work.argv)
-    text = "\n".join(found)
-    if _USES.search(os.fsencode(text)) or _ASKS.search(text):
-        return "the command speaks to hpc_ckpt itself"
-    for word in found:
-        path = _script(word, work.cwd)
-        if path is not None and _mentions(path):
-            return f"{word} uses hpc_ckpt"
-    return None
-
-
-def words(argv: Sequence[str]) -> list[str]:
-    """The words of a command, those inside `bash -c` too; modules as the files they would be."""
-    found: list[str] = []
-    for before, word in zip(("", *argv), argv, strict=False):
-        if before == "-c":
-            found += _split(word)
-        found.append(word)
-        if before == "-m":
-            found.append(word.replace(".", "/") + ".py")
-    return found
-
-
-def _split(text: str) -> list[str]:
-    try:
-        inner = shlex.split(text, comments=True)
-    except ValueError:
-        inner = text.split()
-    return words(inner)
-
-
-def _script(word: str, cwd: Path) -> Path | None:
-    if _SCRIPT.fullmatch(word) is None:
-        return None
-    path = cwd / word
-    return path if path.is_file() else None
-
-
-def _mentions(path: Path) -> bool:
-    try:
-        with path.open("rb") as stream:
-            return _USES.search(stream.read(LOOK_INTO)) is not None
-    except OSError:
-        return False

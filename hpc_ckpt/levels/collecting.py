@@ -287,6 +287,8 @@ class Collector:
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
     def _is_further(self, path: str, facts: Mapping[str, Any]) -> bool:
+        """By its step, where there is one: times change when files are copied or touched. What a
+        program that counts anew wrote since the last save is given up for that."""
         source, saved = self._recipe.progress, facts.get("step")
         if source is None or saved is None:
             return True

@@ -28,9 +28,28 @@ from typing import Any
 from .. import fsio
 from ..errors import SpecError
 from . import keeper, openfiles, rollback
-from .base import Kind, Moment, NotHere, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
+from .base import (
+    Kind,
+    Moment,
+    NoRoom,
+    NotHere,
+    NothingNew,
+    ResumeFailed,
+    Saved,
+    SaveFailed,
+    Start,
+    Work,
+)
 from .binaries import launcher_in
-from .criu_tool import TAKEN, Tool, find, kernel_version, may_make_namespaces, reason_in
+from .criu_tool import (
+    TAKEN,
+    Tool,
+    find,
+    kernel_version,
+    may_make_namespaces,
+    reason_in,
+    refused_by_storage,
+)
 from .namespaces import LAST_PID
 from .program import Program, memory_of, tree_of
 from .sockets import Tcp, tcp_of
@@ -130,7 +149,7 @@ class Criu:
         self._scratch = work.scratch or self._own_scratch()
         self._namespace = _namespaces_work()
         if facts["namespace"] and not self._namespace:
-            raise ResumeFailed(
+            raise NotHere(
                 "the program had process ids of its own, which this account may not give it "
                 "here: CRIU must run with the privileges that it had when it saved"
             )
@@ -244,7 +263,7 @@ class Criu:
         if code != 0 and program.wait(time.monotonic() + ENDING_S) == 0:
             raise NothingNew("the program has ended")  # while it was being saved
         if code != 0:
-            raise SaveFailed(f"criu dump: {_why(self._dump_log) or f'exit code {code}'}")
+            raise _refused(self._dump_log, code)
         self._dumped = (time.monotonic() - self._began, self._memory)
         if moment.last:
             self._end(program)
@@ -339,6 +358,13 @@ def _free_name(place: Path) -> Path:
     taken = set(fsio.names_in(place))
     names = (f"program-{number}.out" for number in itertools.count(1))
     return place / next(name for name in names if name not in taken)
+
+
+def _refused(path: Path, code: int) -> SaveFailed | NoRoom:
+    """A dump that the storage did not take says nothing against CRIU."""
+    why = f"criu dump: {_why(path) or f'exit code {code}'}"
+    told = _text(path) + _text(path.with_suffix(".said"))
+    return NoRoom(why) if refused_by_storage(told) else SaveFailed(why)
 
 
 def _why(path: Path) -> str | None:

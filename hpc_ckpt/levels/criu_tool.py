@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -32,6 +33,9 @@ _SYS_ADMIN, _CHECKPOINT_RESTORE = 21, 40
 _ERROR = re.compile(r"Error \([^)]*\): (.*)")
 _HARMLESS = ("RLIMIT_NOFILE", "Can't keep kdat cache")
 _FOLLOWS = ("Dumping FAILED", "Restoring FAILED", "Dumping TIMEDOUT")
+_REFUSED = tuple(
+    os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE)
+)
 _TAKEN = re.compile(r"Can't fork for (\d+): File exists|Pid (\d+) do not match expected")
 
 Version = tuple[int, ...]
@@ -92,11 +96,14 @@ class Tool:
 
 
 # ── finding it ────────────────────────────────────────────────────────────────────────────
+NOT_FOUND = "criu was not found on the PATH; the site's profile can name it: tools.criu.path"
+
+
 def find(tool: Mapping[str, Any] | None, work: Work) -> Tool | str:
     """The one to use for this work, or why there is none."""
     path = _path(tool, work.environ)
     if path is None:
-        return "criu was not found on the PATH; the site's profile can name it: tools.criu.path"
+        return NOT_FOUND
     version = version_of(path, work.environ)
     if version is None:
         return f"{path} --version says nothing that could be read: is it CRIU?"
@@ -117,11 +124,14 @@ def find(tool: Mapping[str, Any] | None, work: Work) -> Tool | str:
 
 
 def _path(tool: Mapping[str, Any] | None, environ: Mapping[str, str]) -> str | None:
+    """Absolute: a save is made from another working directory."""
     named = (tool or {}).get("path")
     if named:
-        return shutil.which(os.path.expandvars(str(named)))
-    search = os.pathsep.join((environ.get("PATH") or os.defpath, *_PLACES))
-    return shutil.which("criu", path=search)
+        found = shutil.which(os.path.expandvars(str(named)))
+    else:
+        search = os.pathsep.join((environ.get("PATH") or os.defpath, *_PLACES))
+        found = shutil.which("criu", path=search)
+    return None if found is None else str(Path(found).absolute())
 
 
 def version_of(path: str, environ: Mapping[str, str]) -> Version | None:
@@ -224,3 +234,9 @@ def reason_in(log: str) -> str | None:
     if taken is not None:
         return f"process id {taken[1] or taken[2]} {TAKEN}"
     return str(found[0]).strip()
+
+
+def refused_by_storage(log: str) -> bool:
+    """Whether any error in it is one of storage that is full, over quota, or away."""
+    lines = (*_ERROR.findall(log), *(x for x in log.splitlines() if x.startswith("hpc-ckpt: ")))
+    return any(word in line for line in lines for word in _REFUSED)

@@ -8,6 +8,7 @@ program (space is looked at before), and exit code 0 may also mean that it was t
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import signal
@@ -24,6 +25,7 @@ from ..preflight import check_storage
 from .base import (
     Kind,
     Moment,
+    NoRoom,
     NothingNew,
     NotNow,
     ResumeFailed,
@@ -45,6 +47,7 @@ from .dmtcp_tool import (
     env_file_text,
     find_tool,
     fresh_names,
+    same_addresses,
 )
 from .dmtcp_window import Window
 from .footprint import image_bytes, processor_features
@@ -96,6 +99,8 @@ class _Save:
     began: float
     used_s: float
     """Processor time of the tree at that moment."""
+    need: int
+    """Bytes, about."""
 
 
 class Dmtcp:
@@ -121,19 +126,16 @@ class Dmtcp:
 
     # ── before ────────────────────────────────────────────────────────────────────────────
     def probe(self, work: Work) -> str | None:
+        """First what holds wherever DMTCP may be found: a module may bring it on the node."""
+        why = _beyond(work)
+        if why is not None:
+            return why
         try:
             self._tool = find_tool(self._profile, work.environ)
         except NoTool as error:
             return str(error)
-        if work.gpus:
-            return "GPUs are asked for, and DMTCP does not save what is on them"
-        launcher = launcher_in(work.argv)
-        if launcher is not None:
-            return f"{launcher} starts processes elsewhere; see docs/guides/dmtcp.md for MPI"
-        if find(work.argv[0], work.cwd, work.environ) is None:
-            return f"{work.argv[0]}: no such program here"
-        found = executables(work.argv, work.cwd, work.environ)
-        return next(filter(None, map(deaf_to_preload, found)), None)
+        there = find(work.argv[0], work.cwd, work.environ) is not None
+        return None if there else f"{work.argv[0]}: no such program here"
 
     @property
     def tool(self) -> dict[str, Any] | None:
@@ -172,7 +174,17 @@ class Dmtcp:
         self.lead_s = max(LEAD_LEAST_S, 2 * float(facts.get("seconds", LEAD_S)))
         links = [attempt.window.images / path.name for path in images]
         coordinator = attempt.coordinator
-        return self._start(work, tool.restart(coordinator.port, coordinator.temporary, links))
+        argv = tool.restart(coordinator.port, coordinator.temporary, links)
+        return self._start(work, [*self._same_addresses(work), *argv])
+
+    def _same_addresses(self, work: Work) -> list[str]:
+        words = same_addresses(work.environ)
+        if not words:
+            log.warning(
+                "setarch -R does not work here: after a restart the program may crash when it "
+                "asks for more memory, and is then restarted once more"
+            )
+        return words
 
     def _start(self, work: Work, argv: list[str]) -> Start:
         """DMTCP does not bring the working directory back: it is where dmtcp_restart runs."""
@@ -234,7 +246,8 @@ class Dmtcp:
         if program.poll() is not None:
             raise NothingNew("the program has ended")
         pids = self._under_control(program, moment)
-        self._check_space(pids, into)
+        need = int(SPACE_FACTOR * sum(map(image_bytes, pids)))
+        self._check_space(into, need, len(pids))
         attempt = self._now()
         own = (attempt.window.place, attempt.coordinator.temporary)
         written = sizes_written(pids, own)
@@ -244,7 +257,7 @@ class Dmtcp:
         used_s = program.processor_s()
         step = self._base + math.ceil(max(0.0, used_s - self._own_s))
         command = attempt.coordinator.checkpoint()
-        self._save = _Save(command, place, step, written, began, used_s)
+        self._save = _Save(command, place, step, written, began, used_s, need)
 
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
         save, self._save = self._save, None
@@ -289,7 +302,9 @@ class Dmtcp:
         why = f"dmtcp_command -bc: {text or _said(code)}; {fate}"
         # Until the one that was late is over, every other finds the coordinator busy.
         self._late = self._late or said == _LATE
-        raise _passing(why) if self._late and ended is None else SaveFailed(why)
+        if self._late and ended is None:
+            raise _passing(why)
+        raise SaveFailed(why) if ended is None else _died(why, save)
 
     def _until_written(self, save: _Save, program: Program, moment: Moment) -> None:
         """Release 4.1 answers before the images are there."""
@@ -302,7 +317,8 @@ class Dmtcp:
             code = program.poll()
             if code is not None:
                 _check_end(code)
-                raise SaveFailed(f"the program died ({_said(code)}) before its images were there")
+                why = f"the program died ({_said(code)}) before its images were there"
+                raise _died(why, save)
             if time.monotonic() >= moment.until:
                 raise _passing("dmtcp_command -bc: code 0, but the images were not there in time")
             time.sleep(LOOK_EVERY_S)
@@ -323,12 +339,11 @@ class Dmtcp:
             log.warning("not saved: %s", error)
             raise
 
-    def _check_space(self, pids: list[int], into: Path) -> None:
+    def _check_space(self, into: Path, need: int, count: int) -> None:
         """For want of space DMTCP would kill the program."""
-        need = int(SPACE_FACTOR * sum(map(image_bytes, pids)))
-        problem = check_storage(into, need, 2 * len(pids) + 2)
+        problem = check_storage(into, need, 2 * count + 2)
         if problem is not None:
-            raise _passing(problem)
+            raise NoRoom(problem)
 
     # ── after ─────────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
@@ -359,10 +374,32 @@ class Dmtcp:
             self._own_scratch = None
 
 
+def _beyond(work: Work) -> str | None:
+    """Why no DMTCP can save this."""
+    if work.gpus:
+        return "GPUs are asked for, and DMTCP does not save what is on them"
+    launcher = launcher_in(work.argv)
+    if launcher is not None:
+        return f"{launcher} starts processes elsewhere; see docs/guides/dmtcp.md for MPI"
+    found = executables(work.argv, work.cwd, work.environ)
+    return next(filter(None, map(deaf_to_preload, found)), None)
+
+
 def _passing(why: str) -> NotNow:
-    """For want of time or space: the next save may find more of it."""
+    """For want of time: the next save may find more of it."""
     log.warning("not saved: %s", why)
     return NotNow(why)
+
+
+def _died(why: str, save: _Save) -> SaveFailed:
+    """Others may have taken the space since it was looked at, or a quota was not seen: then it
+    is not DMTCP's fault."""
+    problem = check_storage(save.place, save.need, 1)
+    if problem is None:
+        return SaveFailed(why)
+    failure = SaveFailed(f"{why}: {problem}")
+    failure.__cause__ = OSError(errno.ENOSPC, problem)
+    return failure
 
 
 def _said(code: int) -> str:

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .base import ResumeFailed
+from .base import NotHere
 from .dmtcp_tool import DmtcpTool, clean
+from .program import own_children
 
-START_S = 10.0
+START_S = 60.0
+"""On a busy node, or from slow storage, it takes as long as a client may."""
 ANSWER_S = 10.0
 QUIT_S = 2.0
 LOOK_EVERY_S = 0.05
@@ -35,7 +37,7 @@ class Coordinator:
     """Its directory holds the port file, its log, and nothing that another attempt needs."""
 
     def __init__(self, tool: DmtcpTool, place: Path, environ: Mapping[str, str]) -> None:
-        """Raises ResumeFailed where it does not come up."""
+        """Raises NotHere where it does not come up: that says nothing of any restart."""
         self._tool = tool
         self._environ = clean(environ)
         place.mkdir(parents=True)
@@ -45,6 +47,7 @@ class Coordinator:
         scripts.mkdir()
         self._log = place / "coordinator.log"
         self._child = self._start(place / "port", scripts)
+        own_children.add(self._child.pid)
         try:
             self.port = self._wait_for_port(place / "port")
         except BaseException:  # nothing of it outlives this, then raised again
@@ -65,7 +68,7 @@ class Coordinator:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise ResumeFailed(f"{argv[0]}: {error.strerror}") from error
+                raise NotHere(f"{argv[0]}: {error.strerror}") from error
 
     def _wait_for_port(self, path: Path) -> int:
         until = time.monotonic() + START_S
@@ -75,7 +78,7 @@ class Coordinator:
             time.sleep(LOOK_EVERY_S)
         lines = self.log().strip().splitlines()
         said = lines[-1] if lines else "nothing"
-        raise ResumeFailed(f"dmtcp_coordinator gave no port within {START_S:g} s; it said: {said}")
+        raise NotHere(f"dmtcp_coordinator gave no port within {START_S:g} s; it said: {said}")
 
     # ── questions ─────────────────────────────────────────────────────────────────────────
     def alive(self) -> bool:
@@ -125,6 +128,7 @@ class Coordinator:
             self._child.wait(QUIT_S if hasattr(self, "port") else 0)
         self._child.kill()
         self._child.wait()
+        own_children.discard(self._child.pid)
 
     def _ask(self, word: str) -> str:
         try:

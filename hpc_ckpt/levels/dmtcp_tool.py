@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -27,6 +28,9 @@ _REFRESHED = re.compile(r"SLURM\w*|HPC_CKPT_\w+|TMPDIR|HOSTNAME|PMI\w*")
 _PLAIN = re.compile(r"[\w./:,@%+()\[\]-]{0,500}")
 ENV_FILE_CAP = 8000
 """DMTCP reads into fixed buffers; what does not fit would be worse than an old value."""
+
+
+NOT_FOUND = "dmtcp_launch is not on PATH; load its module, or write tools.dmtcp.path"
 
 
 class NoTool(HpcCkptError):
@@ -108,7 +112,7 @@ def _place(profile: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
     if found is None and profile.get("module"):
         found = _by_module(str(profile["module"]), environ)
     if found is None:
-        raise NoTool("dmtcp_launch is not on PATH; load its module, or write tools.dmtcp.path")
+        raise NoTool(NOT_FOUND)
     return Path(found).resolve().parent
 
 
@@ -143,6 +147,36 @@ def _answer(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoTool(f"{argv[0]}: {error}") from error
     return done.stdout.decode(errors="replace")
+
+
+# ── memory ────────────────────────────────────────────────────────────────────────────────
+def same_addresses(environ: Mapping[str, str]) -> list[str]:
+    """Words before a restart: the kernel then gives it the same addresses every time.
+
+    At random ones the end of mtcp_restart's heap may lie above the program's. DMTCP leaves it
+    there, the C library takes every wish for more to be granted, and the program crashes as soon
+    as it uses what it was not given. Empty where a sandbox forbids it.
+    """
+    found = shutil.which("setarch", path=environ.get("PATH", os.defpath))
+    words = [] if found is None else [found, platform.machine(), "-R"]
+    return words if words and _succeeds([*words, "true"], environ) else []
+
+
+def _succeeds(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    silent = subprocess.DEVNULL
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=silent,
+            stdout=silent,
+            stderr=silent,
+            env=dict(environ),
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 # ── environment ───────────────────────────────────────────────────────────────────────────

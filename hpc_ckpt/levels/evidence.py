@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import logging
 import os
 import re
 import select
@@ -14,6 +15,8 @@ from pathlib import Path
 from .base import Work
 from .ingredients import Number, Sane, Test
 from .values import Values
+
+log = logging.getLogger("hpc_ckpt.steward")
 
 COMMAND_S = 60.0
 """The longest that a command of a recipe may take."""
@@ -48,12 +51,21 @@ class Evidence:
         self._work = work
 
     def number(self, source: Number, restart: Path | None = None) -> int | None:
-        """None: not there to be read."""
+        """None: not there to be read, for whatever reason: no number is worth a program's end."""
+        try:
+            return self._number(source, restart)
+        except Exception as error:  # noqa: BLE001  files of a strange program, by a stranger's regex
+            log.warning("a number could not be read: %r", error)
+            return None
+
+    def _number(self, source: Number, restart: Path | None) -> int | None:
         more = {} if restart is None else {"restart": str(restart)}
-        if source.value is not None:
-            return _whole(self._values.fill(source.value, more))
+        said = None if source.value is None else self._values.fill(source.value, more)
+        if said is not None or source.is_value:
+            return _whole(said)
         if source.name is not None:
-            match = None if restart is None else re.search(source.name, restart.name)
+            regex = self._values.regex(source.name)
+            match = re.search(regex, restart.name) if restart and regex is not None else None
             return None if match is None else _whole(match[1])
         if source.count is not None:
             return len(self._values.files(source.count))

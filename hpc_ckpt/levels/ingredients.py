@@ -30,7 +30,8 @@ class Value:
     """The first match in that file."""
     default: tuple[str, ...] = ()
     """The first of which every {name} is known."""
-    suffix: str | None = None
+    suffix: tuple[str, ...] = ()
+    """The first is added where none of them is there."""
 
     @classmethod
     def parse(cls, value: object, where: str) -> Value:
@@ -45,7 +46,7 @@ class Value:
             read.text("file"),
             read.pattern("regex"),
             read.texts("default"),
-            read.text("suffix"),
+            read.texts("suffix"),
         )
 
 
@@ -63,8 +64,9 @@ class Number:
     count: str | None = None
     """How many files match this pattern."""
     name: str | None = None
-    """A regex for the name of the restart file."""
+    """A regex for the name of the restart file; its {names} are filled."""
     value: str | None = None
+    """Outranks what else is given where all its {names} are known."""
     total: str | None = None
     """What the number is when the work is done: {steps_left} is the difference."""
 
@@ -72,10 +74,11 @@ class Number:
     def parse(cls, value: object, where: str) -> Number:
         if isinstance(value, (str, int)):
             value = {"value": value}
-        kinds = ("command", "file", "count", "name", "value")
-        read = Reader(value, where, (*kinds, "regex", "bytes", "total"))
-        if sum(read.has(kind) for kind in kinds) != 1:
-            raise SpecError(f"{where}: write one of {', '.join(kinds)}")
+        kinds = ("command", "file", "count", "name")
+        read = Reader(value, where, (*kinds, "value", "regex", "bytes", "total"))
+        given = sum(read.has(kind) for kind in kinds)
+        if given > 1 or (given == 0 and not read.has("value")):
+            raise SpecError(f"{where}: write one of {', '.join(kinds)}, value")
         if read.has("command") and not read.has("regex"):
             raise SpecError(f"{where}: 'command' needs 'regex', whose group is the number")
         if read.has("file") and read.has("regex") == read.has("bytes"):
@@ -83,13 +86,18 @@ class Number:
         return cls(
             read.words("command"),
             read.text("file"),
-            read.pattern("regex"),
-            read.pattern("bytes"),
+            read.number("regex"),
+            read.number("bytes"),
             read.text("count"),
-            read.pattern("name"),
+            read.number("name"),
             read.text("value"),
             read.text("total"),
         )
+
+    @property
+    def is_value(self) -> bool:
+        """Whether it has nothing else to be read from."""
+        return self.command is None and self.file is None and not (self.count or self.name)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
-from .binaries import SHELLS
+from .binaries import is_for_a_shell
 
 _TOKEN = re.compile(
     r"""(?P<space>(?:[ \t]|\\\n)+|\#[^\n]*)
@@ -24,14 +24,12 @@ _TOKEN = re.compile(
       | (?P<word>(?:[^\s\\'"|&;()<>]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+)""",
     re.VERBOSE | re.DOTALL,
 )
-_SHELL_TEXT = re.compile(r"-[a-z]*c")
-_SHELL_SETTINGS = ("-o", "+o", "-O", "+O")
 _LOOPS = frozenset(("for", "while", "until", "select"))
 _RESERVED = _LOOPS | {"do", "if", "then", "elif", "else", "{", "!", "time"}
 _ONLY_NAME = frozenset(("module", "ml", "spack", "which", "type", "echo", "printf", "export"))
 """They name a program and do not call it."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,12 @@ class Invocation:
             if match is not None:
                 return match[1] if match.re.groups else match[0]
         return None
+
+    def has(self, row: Sequence[str]) -> bool:
+        """Whether these words, patterns each, follow each other behind the program."""
+        texts = [word.text for word in self.words[1:]]
+        windows = (texts[at : at + len(row)] for at in range(len(texts) - len(row) + 1))
+        return any(all(map(fnmatchcase, window, row)) for window in windows)
 
     def with_option(self, words: Sequence[str]) -> Invocation:
         """`-cpi FILE` in the place of the value it has, or at the end."""
@@ -190,8 +194,8 @@ def named(word: str, patterns: Sequence[str]) -> bool:
 def calls(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Invocation]:
     """Every call of a command: those in a text for a shell, else the command itself."""
     for at, text in enumerate(argv):
-        if _is_for_a_shell(argv, at):
-            inner = list(_in_text(text, environ))
+        if is_for_a_shell(argv, at):
+            inner = list(calls_in(text, environ))
             for call in inner:
                 yield replace(call, before=tuple(argv[:at]), after=tuple(argv[at + 1 :]))
             if inner:
@@ -199,20 +203,8 @@ def calls(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Invocatio
     yield Invocation(tuple(map(_plain, argv)))
 
 
-def _is_for_a_shell(argv: Sequence[str], at: int) -> bool:
-    """Whether a word is what a shell is told with -c; other programs have a -c of their own."""
-    if at < 2 or _SHELL_TEXT.fullmatch(argv[at - 1]) is None:
-        return False
-    for before in range(at - 2, -1, -1):
-        word = argv[before]
-        if PurePosixPath(word).name in SHELLS:
-            return True
-        if not word.startswith(("-", "+")) and argv[before - 1] not in _SHELL_SETTINGS:
-            return False
-    return False
-
-
-def _in_text(text: str, environ: Mapping[str, str]) -> Iterator[Invocation]:
+def calls_in(text: str, environ: Mapping[str, str]) -> Iterator[Invocation]:
+    """Every call in a text for a shell; none where it cannot be taken apart."""
     tokens = _tokens(text)
     if tokens is None:
         return
@@ -253,7 +245,7 @@ def _meaning(raw: str, environ: Mapping[str, str]) -> str:
     text = parts[0] if len(parts) == 1 else raw
     if "'" in raw:
         return text
-    return _VARIABLE.sub(lambda m: environ.get(m[1] or m[2], m[0]), text)
+    return VARIABLE.sub(lambda m: environ.get(m[1] or m[2], m[0]), text)
 
 
 def _from(call: Invocation, at: int) -> Invocation:

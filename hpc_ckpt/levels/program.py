@@ -17,6 +17,8 @@ from .. import processes
 LOOK_EVERY_S = 0.1
 TICKS = processes.TICKS
 _RESET = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+own_children: set[int] = set()
+"""Started by this process in sessions of their own, and waited for by whoever started them."""
 
 
 class Program:
@@ -42,6 +44,7 @@ class Program:
                 start_new_session=True,
                 preexec_fn=_reset_signals,  # noqa: PLW1509 - no threads beside this one yet
             )
+        own_children.add(self.pid)
 
     @property
     def pid(self) -> int:
@@ -70,6 +73,7 @@ class Program:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._child.wait()
+        own_children.discard(self.pid)
 
     def tree(self) -> list[int]:
         """The process and its descendants, those that live."""
@@ -114,19 +118,7 @@ def memory_of(pids: Collection[int]) -> int:
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-
-
-def adopt_orphans() -> None:
-    """Descendants whose parent is gone become children of this process, which can end them."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def end_descendants() -> None:
-    """Whatever this process has started, and all that they have."""
-    for pid in tree_of(os.getpid())[1:]:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+_PR_SET_PDEATHSIG = 1
 
 
 def _reset_signals() -> None:

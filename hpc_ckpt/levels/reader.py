@@ -62,6 +62,14 @@ class Reader:
         """A regular expression."""
         return self.patterns(key)[0] if self.has(key) else None
 
+    def reasons(self, key: str, *, regex: bool = False) -> tuple[tuple[str, str], ...]:
+        """A mapping of what is meant to why; a list alone gives no reasons."""
+        value = self._value.get(key)
+        named = value if isinstance(value, Mapping) else dict.fromkeys(self.texts(key), "")
+        keys = Reader({key: list(named)}, self.where, (key,))
+        found = keys.patterns(key) if regex else keys.texts(key)
+        return tuple((text, str(named[text])) for text in found)
+
     def patterns(self, key: str) -> tuple[str, ...]:
         found = self.texts(key)
         for text in found:
@@ -70,6 +78,17 @@ class Reader:
             except re.error as error:
                 raise SpecError(f"{self.at(key)}: not a regular expression: {error}") from None
         return found
+
+    def number(self, key: str) -> str | None:
+        """A regular expression whose one group is a number."""
+        text = self.pattern(key)
+        groups = 1 if text is None else re.compile(text).groups
+        if groups != 1:
+            raise SpecError(
+                f"{self.at(key)}: {text!r} has {groups or 'no'} groups: put the number, and "
+                r"nothing else, into ( ), as in 'step (\d+)'; write (?: ) for others"
+            )
+        return text
 
     def words(self, key: str) -> tuple[str, ...] | None:
         """A command: a list of words, or one line that is taken apart as a shell would."""

@@ -48,6 +48,11 @@ class Recognised:
     """Each in one file that the command names."""
     needs: tuple[str, ...] = ()
     """The same, of a command that is recognised: without them it cannot go on."""
+    refuses: tuple[tuple[str, str], ...] = ()
+    """Words, or rows of them, with which a call cannot be saved by this recipe, and why; rows
+    joined by 'and' only where it has them all."""
+    without: tuple[tuple[str, str], ...] = ()
+    """The same of what a file that the command names has in it."""
 
     @property
     def shape(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -56,7 +61,9 @@ class Recognised:
 
     @classmethod
     def parse(cls, value: object, where: str) -> Recognised:
-        read = Reader(value, where, ("programs", "words", "mentions", "needs"))
+        read = Reader(
+            value, where, ("programs", "words", "mentions", "needs", "refuses", "without")
+        )
         if not read.has("programs"):
             raise SpecError(f"{where}: programs: missing; write the program's name, or a pattern")
         return cls(
@@ -64,6 +71,8 @@ class Recognised:
             read.texts("words"),
             read.patterns("mentions"),
             read.patterns("needs"),
+            read.reasons("refuses"),
+            read.reasons("without", regex=True),
         )
 
 
@@ -105,7 +114,7 @@ class Recipe:
         """Raises SpecError: where, which key, what to write."""
         read = Reader(source, origin, _KEYS)
         for key in ("name", "restart", "complete"):
-            if not read.has(key):
+            if not read.has(key) or read.raw(key) == []:
                 raise SpecError(f"{origin}: {key}: missing{_WHY[key]}")
         name = read.text("name") or ""
         if _NAME.fullmatch(name) is None or name in _TAKEN:
@@ -164,6 +173,19 @@ class Recipe:
             "begins: submit from that directory, without it"
         )
 
+    def why_refused(self, call: Invocation, work: Work) -> str | None:
+        """What of the command this recipe cannot work with."""
+        for words, why in self.recognised.refuses:
+            if all(call.has(row.split()) for row in words.split(" and ")):
+                return f"{words}: {why or f'not with recipe {self.name}'}"
+        for pattern, why in self.recognised.without:
+            for path, text in _named(call, work.cwd):
+                match = re.search(pattern, text, re.MULTILINE)
+                if match is not None:
+                    said = why or f"not with recipe {self.name}"
+                    return f"{path.name}: '{match[0].strip()}': {said}"
+        return None
+
     def why_not_again(self, call: Invocation, work: Work) -> str | None:
         """Why the program would not take its restart file."""
         wanted = self.recognised.needs
@@ -202,16 +224,20 @@ def _items(value: object) -> list[Any]:
 
 
 def _mentions(call: Invocation, patterns: tuple[str, ...], cwd: Path) -> bool:
+    return any(
+        all(re.search(pattern, text) for pattern in patterns) for _, text in _named(call, cwd)
+    )
+
+
+def _named(call: Invocation, cwd: Path) -> Iterator[tuple[Path, str]]:
+    """The files that a call names, and the beginning of each."""
     for word in call.words[1:]:
         for name in (word.text, f"{word.text}.m"):  # MATLAB names scripts without their ending
             try:
                 with (cwd / name).open("rb") as stream:
-                    text = stream.read(LOOK_INTO).decode("utf-8", "replace")
+                    yield cwd / name, stream.read(LOOK_INTO).decode("utf-8", "replace")
             except (OSError, ValueError):
                 continue
-            if all(re.search(pattern, text) for pattern in patterns):
-                return True
-    return False
 
 
 def _check_fields(recipe: Recipe) -> None:
@@ -228,7 +254,8 @@ def _check_fields(recipe: Recipe) -> None:
                 )
 
 
-_REGEXES = ("regex", "word", "text", "no_text", "bytes", "mentions", "needs", "begins", "ends")
+_REGEXES = ("regex", "word", "text", "no_text", "bytes", "mentions", "needs", "without",
+            "begins", "ends")  # fmt: skip
 
 
 def _texts(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

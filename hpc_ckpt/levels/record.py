@@ -10,11 +10,12 @@ from typing import Any
 from .. import fsio
 from ..events import Event, EventLog
 from ..rundir import RunDir, read_json
+from .moments import Cost
 
 log = logging.getLogger("hpc_ckpt.steward")
 
 TRIES = 2
-"""Links that may fail after the same restart before an older one is tried."""
+"""Links that may fail after the same restart before an older one is tried first."""
 
 
 class Trials:
@@ -47,10 +48,19 @@ class Trials:
         why = self._of("failed").get(name)
         return None if why is None else f"failed in an earlier attempt: {why}"
 
-    def save(self, name: str) -> None:
+    def save(self, name: str, cost: Cost) -> None:
         self._once("saved", name)
+        self._note("costs", {**self._of("costs"), name: [round(cost.store_s, 3), cost.lead_s]})
         if name in self._of("failed"):  # an earlier save had failed: it works after all
             self._note("failed", {k: why for k, why in self._of("failed").items() if k != name})
+
+    def cost(self, name: str) -> Cost | None:
+        """Of its last save, in whichever link that was."""
+        try:
+            store_s, lead_s = self._of("costs")[name]
+            return Cost(float(store_s), None if lead_s is None else float(lead_s))
+        except (KeyError, TypeError, ValueError):
+            return None
 
     def has_saved(self, name: str) -> bool:
         """A level that has saved once is not given up for one save that failed."""
@@ -60,7 +70,7 @@ class Trials:
         self._once("survived", name)
 
     def survived(self, name: str) -> bool:
-        """Whether any restart of it was gone on from."""
+        """Whether a program has gone on from any restart of it, and was not gone soon after."""
         return name in self._of("survived")
 
     def go_nowhere(self, restart: str) -> None:

@@ -12,10 +12,11 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +25,7 @@ from .. import fsio
 from ..errors import CorruptCheckpoint
 from ..format.manifest import Digester
 from ..rundir import MANIFEST_NAME, CheckpointKey, RunDir
+from .base import AnotherCommand
 
 FORMAT = 1
 FILES = "files"
@@ -78,8 +80,10 @@ class Staging:
         reason: str,
         facts: Mapping[str, Any],
         guard: Callable[[], None],
+        argv: Sequence[str] | None = None,
     ) -> Restart:
-        """`guard` runs right before it becomes visible, and raises to stop it."""
+        """`guard` runs right before it becomes visible, and raises to stop it. `argv`: the command
+        whose work it is."""
         records = [_record(path, self.path) for path in _walk(self.path)]
         _sync_directories(self.path)
         key = self._store.free_key(self._generation, step)
@@ -91,6 +95,7 @@ class Staging:
             "revision": key.revision,
             "wall_time": round(time.time(), 3),
             "reason": reason,
+            "argv": None if argv is None else list(argv),
             "facts": dict(facts),
             "files": records,
         }
@@ -152,9 +157,27 @@ class Restarts:
             except CorruptCheckpoint:
                 continue
             said = {name: manifest.get(name) for name in ("level", "step", "wall_time", "reason")}
+            own = manifest["facts"].get("step")  # the program's number; it may count anew
+            said["step"] = said["step"] if own is None else own
             size = sum(int(record["size"]) for record in manifest["files"])
             found.append({"restart": key.directory_name, **said, "bytes": size})
         return found
+
+    def of_another(self, argv: Sequence[str]) -> list[str] | None:
+        """A command other than this one whose work is in them; one that an older version made
+        does not say."""
+        for key in reversed(self.keys()):
+            with contextlib.suppress(CorruptCheckpoint):
+                made_by = _unseal(self.path_of(key)).get("argv")
+                if made_by is not None and made_by != list(argv):
+                    return list(made_by)
+        return None
+
+    def check_command(self, argv: Sequence[str]) -> None:
+        """Raises AnotherCommand."""
+        saved = self.of_another(argv)
+        if saved is not None:
+            raise AnotherCommand(not_its_work(self.place, saved, argv))
 
     def newest(self, level: str, skip: Callable[[CheckpointKey, str], None]) -> Iterator[Restart]:
         """Valid ones of this level, newest first; `skip` hears of those that are not."""
@@ -171,10 +194,19 @@ class Restarts:
         taken = [k for k in self.keys() if (k.generation, k.step) == (generation, step)]
         return CheckpointKey(generation, step, taken[-1].revision + 1 if taken else 0)
 
-    def retain(self, last: int, level: str) -> list[CheckpointKey]:
-        """Right after a commit: of this level all but the newest `last`, at least two, go."""
+    def retain(
+        self,
+        last: int,
+        level: str,
+        committed: CheckpointKey,
+        skipped: Collection[CheckpointKey] = (),
+    ) -> list[CheckpointKey]:
+        """Right after a commit: of this level all but the newest `last`, at least two, go. Those
+        that could not be gone on from do not count, and go with the sound ones around them."""
         own = [key for key in self.keys() if self._level_of(key) == level]
-        surplus = own[: -max(last, LEAST_KEPT)]
+        sound = [key for key in own if key not in skipped][-max(last, LEAST_KEPT) :]
+        enough = len(sound) == max(last, LEAST_KEPT)
+        surplus = [key for key in own if enough and key < sound[0] and key != committed]
         for key in surplus:
             self._remove(key)
         return surplus
@@ -295,3 +327,11 @@ def put_back(source: Path, target: Path) -> None:
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def not_its_work(place: Path, saved: Sequence[str], asked: Sequence[str]) -> str:
+    """What to say where the restarts there are of another command than the one to be run."""
+    return (
+        f"the restarts in {place} are of another command: {shlex.join(saved)}; to run "
+        f"{shlex.join(asked)} choose another root, or remove that directory to begin anew with it"
+    )

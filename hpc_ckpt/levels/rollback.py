@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import fsio
-from .base import ResumeFailed
+from .base import NotHere, ResumeFailed
 from .openfiles import RECORD
 from .restarts import put_back
 
@@ -138,9 +138,14 @@ def _check(path: Path, size: int) -> None:
         now = path.stat().st_size
     except OSError as error:
         detail = f"{path}: the program had it open for writing, and it is gone: {error.strerror}"
-        raise ResumeFailed(detail) from error
+        raise (NotHere if _is_away(path.parent) else ResumeFailed)(detail) from error
     if now < size:
         raise ResumeFailed(
             f"{path}: {now} bytes, but the program had written {size} when it was saved; "
             "something has cut or replaced it since"
         )
+
+
+def _is_away(directory: Path) -> bool:
+    """Not only the file in it: an empty one is taken for the place of a mount that is missing."""
+    return not fsio.names_in(directory)

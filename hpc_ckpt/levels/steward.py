@@ -21,7 +21,7 @@ from ..events import EventLog
 from ..rundir import RunDir, phase_of
 from ..settings import resolve
 from .base import Work
-from .program import adopt_orphans, end_descendants
+from .orphans import Orphans
 from .stewardship import Steward
 
 log = logging.getLogger("hpc_ckpt.steward")
@@ -30,9 +30,18 @@ _OWN = (wall.ENV_ROOT, wall.ENV_GENERATION, wall.ENV_OUTCOME, wall.ENV_SETTINGS,
 """Not for the program: a Checkpointer inside it would take itself for this link."""
 
 
-def program_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the user's program finds: not this link's own variables."""
-    return {name: value for name, value in environ.items() if name not in _OWN}
+def program_environment(environ: Mapping[str, str], speaks: Path | None = None) -> dict[str, str]:
+    """What the user's program finds: not this link's own variables, but where a Checkpointer in
+    it may say that it is one."""
+    found = {name: value for name, value in environ.items() if name not in _OWN}
+    found.pop(wall.ENV_STEWARD, None)
+    return found if speaks is None else {**found, wall.ENV_STEWARD: str(speaks)}
+
+
+def may_speak(record: Mapping[str, Any], phase: int) -> bool:
+    """Whether the level was chosen for the program, and not asked for by name."""
+    asked = phase_of(record.get("spec") or {}, phase)
+    return asked.get("level", "auto") == "auto" and asked.get("recipe") is None
 
 
 def _node(environ: Mapping[str, str]) -> str:
@@ -41,21 +50,21 @@ def _node(environ: Mapping[str, str]) -> str:
 
 
 def main() -> int:
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the notice file tells
     logging.basicConfig(level=logging.INFO, format="hpc-ckpt: %(message)s", stream=sys.stderr)
     environ = dict(os.environ)
-    adopt_orphans()
+    orphans = Orphans()
     try:
-        return _run(environ)
+        return _run(environ, orphans)
     except HpcCkptError as error:
         log.critical("%s", error)
         return error.exit_code
     finally:
-        end_descendants()
+        orphans.end()
 
 
-def _run(environ: Mapping[str, str]) -> int:
+def _run(environ: Mapping[str, str], orphans: Orphans) -> int:
     from .choose import levels_of  # builds every level: only here
 
     place = RunDir(environ[wall.ENV_ROOT])
@@ -64,10 +73,11 @@ def _run(environ: Mapping[str, str]) -> int:
     scratch = Path(tempfile.mkdtemp(prefix="hpc-ckpt-"))
     try:
         present = phase_of(record, place.phase())
+        speaks = place.speaks_file if may_speak(record, place.phase()) else None
         work = Work(
             argv=tuple(present["argv"]),
             cwd=Path(record["cwd"]),
-            environ=program_environment(environ),
+            environ=program_environment(environ, speaks),
             gpus=int(record.get("gpus") or 0),
             scratch=scratch,
             kept=place.logs,
@@ -84,6 +94,8 @@ def _run(environ: Mapping[str, str]) -> int:
                 settings,
                 log_file,
                 lead_s=record.get("lead_s"),
+                link_environ=environ if speaks else None,
+                orphans=orphans,
             )
             return steward.run()
         finally:

@@ -9,60 +9,69 @@ chain.json; one that turns out not to work here gives way to the next.
 from __future__ import annotations
 
 import logging
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from ..errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED, Fenced, SpecError
+from ..errors import EXIT_COMPLETE, EXIT_SAVED, Fenced, SpecError
 from ..events import Event, EventLog
 from ..lease import Lease
 from ..policy.interval import EveryTime
-from ..rundir import (
-    CheckpointKey,
-    Done,
-    Outcome,
-    Result,
-    RunDir,
-    read_notice,
-    write_outcome,
-)
-from ..settings import Settings, margin
+from ..preflight import check_storage
+from ..rundir import CheckpointKey, Result, RunDir
+from ..settings import Settings
 from .base import (
+    AnotherCommand,
     Kind,
     Level,
-    Moment,
+    LevelFailed,
     NotHere,
-    NothingNew,
-    NotNow,
+    OwnFiles,
     ResumeFailed,
-    SaveFailed,
     Start,
     StartFailed,
     Work,
+    passes,
 )
+from .ending import Ending
+from .forwarding import Forwarding
+from .moments import Moments
+from .orphans import Orphans
 from .program import Program, how_it_ended
 from .record import Trials
 from .relay import Relay
 from .restarts import Restart, Restarts
+from .saving import Saves
 
 log = logging.getLogger("hpc_ckpt.steward")
 
 TICK_S = 0.25
-LEAD_SHARE = 0.4
-"""Of a link, for its last save: one shorter than a guess would otherwise do no work at all."""
-SAVE_FACTOR = 1.5
-"""The next save may be slower than any yet seen."""
 INTERVAL_S = 600.0
 FIRST_S = 60.0
 RESUME_S = 120.0
 """A program that is not back after this long will not come back; longer for large restarts."""
 SLOW_READ = 50 * 1024**2
 """Bytes a second of a file system that is still worth waiting for."""
-UNKNOWN_END_S = 60.0
-"""For a last save after a notice where no end is known."""
+SOON_S = 60.0
+"""A program that fails this soon after it went on may have failed because of that."""
+AGAIN = 2
+"""How often a link goes on from the same restart, if the program fails soon after."""
+LEAST_ROOM = 1024**2
+_FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+"""Whoever ends a program by these, it is no restart."""
+_CRASHES = frozenset(
+    (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
+)
+_Skip = Callable[[CheckpointKey, str], None]
 
 
-class LevelFailed(Exception):
-    """This level does not work for this program here; the next one may."""
+class _Gone(Exception):
+    """The program has failed soon after it went on from a restart."""
+
+
+class _Speaks(Exception):
+    """The program has a Checkpointer."""
 
 
 class Steward:
@@ -77,41 +86,59 @@ class Steward:
         settings: Settings,
         events: EventLog,
         lead_s: float | None = None,
+        link_environ: Mapping[str, str] | None = None,
+        orphans: Orphans | None = None,
     ) -> None:
+        """`link_environ`: for a program that turns out to save for itself."""
         self._place = place
         self._lease = Lease(place, generation)
         self._work = work
         self._levels = levels
         self._events = events
-        self._keep = settings.keep.last
+        self._link_environ = link_environ
+        self._orphans = orphans
         policy = settings.policy
         self._interval_s = policy.seconds if isinstance(policy, EveryTime) else INTERVAL_S
         self._restarts = Restarts(place)
         self._trials = Trials(place, generation, events)
-        self._entered = time.time()
-        self._lead_s = lead_s
-        self._save_s: float | None = None
-        self._told_lead_s: float | None = None
-        self._stall_s = 0.0
-        self._tried_at = time.monotonic()
+        self._moments = Moments(place, generation, self._interval_s, lead_s)
+        self._saves = Saves(
+            self._restarts,
+            self._lease,
+            events,
+            self._trials,
+            self._moments,
+            settings.keep.last,
+            work.argv,
+        )
+        self._ending = Ending(place, self._lease, work, events, self._saves, self._moments)
+        self._forwarding = Forwarding(work.environ, lead_s)
         self._relay: Relay | None = None
         self._began_from: str | None = None
         """The restart this link went on from, until it has saved itself."""
+        self._went_on = 0.0
+        self._failed_after: dict[str, list[str]] = {}
+        """Restarts after which the program has failed soon in this link, and how each time."""
+        self._crashed = False
+        """Not by a code of its own, which may be its own affair."""
 
     def run(self) -> int:
         """The exit code of the link's program."""
         self._restarts.sweep(self._lease.generation)
         try:
-            return self._by_levels()
-        except ResumeFailed as failure:
-            return self._leave(Result.FAILED, self._step(), str(failure))
+            return self._by_itself() if self._speaks() else self._by_levels()
+        except (AnotherCommand, ResumeFailed) as failure:
+            if isinstance(failure, AnotherCommand):
+                self._place.write_halt(str(failure))  # no later link would find anything else
+            return self._leave(Result.FAILED, self._saves.step(), str(failure))
         except OSError as error:
             return self._leave(Result.FAILED, None, f"restarts cannot be read now: {error}")
 
     def _by_levels(self) -> int:
+        self._restarts.check_command(self._work.argv)
         owner = self._owner()
         for level in self._levels:
-            failed = self._trials.failed(level.name)
+            failed = self._given_up(level.name)
             why = failed or level.probe(self._work)
             if why is not None:
                 self._trials.reject(level.name, why)
@@ -123,49 +150,86 @@ class Steward:
                 return self._with(level)
             except (LevelFailed, StartFailed) as failure:
                 self._trials.fail(level.name, str(failure))
+            except _Speaks:
+                self._trials.fail(level.name, "the program has a Checkpointer")
+            except ResumeFailed:
+                if isinstance(level, OwnFiles):
+                    level.leave_newest()
+                raise
             finally:
                 level.close()
+                self._end_orphans()
+            if self._speaks():
+                return self._by_itself()
         return self._leave(Result.FAILED, None, "no level is left to run the program with")
 
     def _owner(self) -> str | None:
         """Whose restart the work is in."""
         made = [one["level"] for one in self._restarts.told()]
-        return next((n for n in reversed(made) if self._trials.failed(str(n)) is None), None)
+        return next((n for n in reversed(made) if self._given_up(str(n)) is None), None)
+
+    def _given_up(self, name: str) -> str | None:
+        """One that has no other to give way to is tried again in every link."""
+        return self._trials.failed(name) if len(self._levels) > 1 else None
+
+    # ── a program that saves for itself ───────────────────────────────────────────────────
+    def _speaks(self) -> bool:
+        return self._link_environ is not None and self._place.speaks_file.exists()
+
+    def _by_itself(self) -> int:
+        """As any program with a Checkpointer: it says itself how the link ended."""
+        self._trials.choose(Kind.MODEL.value, Kind.MODEL.value)
+        work = self._work
+        start = Start(argv=work.argv, cwd=work.cwd, environ=self._link_environ or {})
+        program = self._start(start)
+        try:
+            while (code := program.wait(time.monotonic() + TICK_S)) is None:
+                self._reap()
+        finally:
+            program.end()
+        return code if code >= 0 else 128 - code
 
     # ── one level ─────────────────────────────────────────────────────────────────────────
     def _with(self, level: Level) -> int:
         self._trials.choose(level.name, level.kind.value)
-        program = self._begin(level)
-        try:
-            return self._attend(level, program)
-        except Fenced as fenced:
-            self._events.emit(Event.FENCED, newer=fenced.newer)
-            log.warning("overtaken by link %d: nothing of this link counts", fenced.newer)
-            return EXIT_SAVED
-        finally:
-            program.end()
-            self._stop_relaying()
+        self._moments.expect(self._trials.cost(level.name))
+        self._failed_after.clear()
+        self._crashed = False
+        while True:
+            program = self._begin(level)
+            try:
+                return self._attend(level, program)
+            except _Gone as gone:
+                log.warning("%s", gone)
+            except Fenced as fenced:
+                self._events.emit(Event.FENCED, newer=fenced.newer)
+                log.warning("overtaken by link %d: nothing of this link counts", fenced.newer)
+                return EXIT_SAVED
+            finally:
+                program.end()
+                self._stop_relaying()
+            self._end_orphans()
 
     def _begin(self, level: Level) -> Program:
         """From the newest restart that the level can go on from, or from the beginning."""
+        work = replace(self._work, store_s=self._moments.hand_out())
         skipped: list[str] = []
         refused = False
+        self._saves.goes_on_from(None)
 
         def skip(key: CheckpointKey, why: str) -> None:
+            self._saves.skipped.add(key)
             skipped.append(f"{key.directory_name}: {why}")
             log.warning("skipped %s: %s", key.directory_name, why)
 
-        for restart in self._restarts.newest(level.name, skip):
-            if self._trials.went_nowhere(restart.key.directory_name):
-                skip(restart.key, "links that went on from it failed")
-                continue
+        for restart in self._candidates(level, skip):
             began = time.monotonic()
             try:
-                program = self._resume(level, restart)
+                program = self._resume(level, work, restart)
             except NotHere:
                 raise  # no restart of it goes on here and now; another link may do
             except ResumeFailed as error:
-                if error.passes:  # to begin anew would write over the work
+                if passes(error):  # to begin anew would write over the work
                     raise NotHere(str(error)) from error
                 refused = True
                 skip(restart.key, f"did not restart: {error}")
@@ -179,29 +243,59 @@ class Steward:
                 seconds=round(time.monotonic() - began, 3),
             )
             return program
-        if skipped and (refused or level.kind is not Kind.APPLICATION):
-            why = "no restart of it could be gone on from: " + "; ".join(skipped)
-            if refused and not self._trials.survived(level.name):
-                raise LevelFailed(why)
-            # Another node may do, and to begin anew would lose everything. An application may
-            # have files of its own in place; its first() goes on from those.
-            raise ResumeFailed(f"{why}; remove {self._restarts.place} to begin anew")
+        if skipped:
+            self._check_beginning_anew(level, skipped, refused=refused)
         if self._restarts.keys():
             log.warning("NO STORED RESTART IS USED: begins anew, unless it has files of its own")
         self._events.emit(Event.STARTED_FRESH, skipped=skipped)
-        return self._start(level.first(self._work))
+        return self._start(level.first(work))
 
-    def _resume(self, level: Level, restart: Restart) -> Program:
+    def _candidates(self, level: Level, skip: _Skip) -> Iterator[Restart]:
+        """Newest first; those after which earlier links failed only if no other is left."""
+        spare = []
+        for restart in self._restarts.newest(level.name, skip):
+            name = restart.key.directory_name
+            ends = self._failed_after.get(name, [])
+            if len(ends) >= AGAIN:
+                skip(restart.key, f"{ends[-1]}: the program failed soon after it had gone on")
+            elif self._trials.went_nowhere(name):
+                spare.append(restart)
+            else:
+                yield restart
+        yield from spare
+
+    def _check_beginning_anew(self, level: Level, skipped: list[str], *, refused: bool) -> None:
+        """Raises where that would write over work which a later attempt may go on from."""
+        gone = bool(self._failed_after)
+        own_files = level.kind is Kind.APPLICATION
+        if own_files and not refused and not gone:
+            return  # it may have files of its own in place; its first() goes on from those
+        why = "no restart of it could be gone on from: " + "; ".join(skipped)
+        # A program that ends with a code of its own after one restart may have come to its end;
+        # an application that fails with files that are whole may only miss its licence today.
+        by_restart = self._crashed or len(self._failed_after) > 1
+        blamed = not own_files and (by_restart if gone else refused)
+        if blamed and not self._trials.survived(level.name):
+            full = check_storage(self._work.cwd, LEAST_ROOM, 1)
+            if full is not None:
+                raise NotHere(f"{why}; {full}")
+            raise LevelFailed(why)
+        by_program = gone or own_files
+        mend = "mend the program, or its surroundings, and resume the chain; " if by_program else ""
+        raise ResumeFailed(f"{why}; {mend}remove {self._restarts.place} to begin anew")
+
+    def _resume(self, level: Level, work: Work, restart: Restart) -> Program:
         log.info("goes on from %s", restart.key.directory_name)
-        program = self._start(level.resume(self._work, restart.path, restart.facts))
+        program = self._start(level.resume(work, restart.path, restart.facts))
         try:
             level.resumed(program, time.monotonic() + RESUME_S + restart.size / SLOW_READ)
         except BaseException:  # nothing of it goes on, then raised again
             program.end()
             self._stop_relaying()  # what is put back is not said again
+            self._end_orphans()
             raise
-        self._trials.survive(level.name)
-        self._began_from = restart.key.directory_name
+        self._saves.goes_on_from(restart)
+        self._began_from, self._went_on = restart.key.directory_name, time.monotonic()
         return program
 
     def _start(self, start: Start) -> Program:
@@ -218,16 +312,30 @@ class Steward:
             self._relay.close()
             self._relay = None
 
+    def _reap(self) -> None:
+        if self._orphans is not None:
+            self._orphans.reap()
+
+    def _end_orphans(self) -> None:
+        """Or they would go on beside the next attempt."""
+        if self._orphans is not None:
+            self._orphans.end()
+
     def _attend(self, level: Level, program: Program) -> int:
-        self._tried_at = time.monotonic()
+        self._saves.tried_at = time.monotonic()
         while True:
             code = program.wait(time.monotonic() + TICK_S)
+            if self._speaks():
+                raise _Speaks
             if code is not None:
                 return self._after(level, program, code)
-            why = self._why_end(level)
+            self._reap()
+            if self._began_from is not None and time.monotonic() >= self._went_on + SOON_S:
+                self._trials.survive(level.name)
+            why = self._moments.why_end(level)
             if why is not None:
                 return self._end_link(level, program, why)
-            if time.monotonic() >= self._tried_at + self._pause_s(level):
+            if time.monotonic() >= self._saves.tried_at + self._pause_s(level):
                 self._save(level, program, f"every {self._interval_s:g} s", last=False)
 
     def _pause_s(self, level: Level) -> float:
@@ -235,186 +343,78 @@ class Steward:
         known = self._trials.has_saved(level.name)
         return self._interval_s if known else min(self._interval_s, FIRST_S)
 
-    def _why_end(self, level: Level) -> str | None:
-        """The first word is read by the link runner."""
-        generation = self._lease.generation
-        notice = read_notice(self._place.notice_file(generation))
-        if notice is not None:
-            return "notice: " + ", ".join(dict.fromkeys(notice.sources))
-        halted = self._place.halted()
-        if halted is not None:
-            return f"halt: {halted}"
-        end = self._place.deadline(generation)
-        if end is None:
-            return None
-        link_s = end - self._entered
-        needed = self._lead(level, link_s) + margin(link_s)
-        left = end - time.time()
-        return f"deadline: {left:.1f} s left" if left <= needed else None
-
-    def _lead(self, level: Level, link_s: float) -> float:
-        """What the save itself said, what saves have taken, a rehearsal, or the level's guess."""
-        if self._told_lead_s is not None:
-            return self._told_lead_s
-        if self._save_s is not None:
-            return SAVE_FACTOR * self._save_s
-        guess = level.lead_s if self._lead_s is None else self._lead_s
-        return min(guess, LEAD_SHARE * link_s)
-
-    def _until(self) -> float:
-        """By when a last save must be over, in time.monotonic()."""
-        end = self._place.deadline(self._lease.generation)
-        if end is None:
-            return time.monotonic() + UNKNOWN_END_S
-        left = end - time.time() - margin(end - self._entered) / 2
-        return time.monotonic() + max(left, 1.0)
-
-    def _soon(self, began: float) -> float:
-        """By when one of many saves must be over: the end of the link is not slept through."""
-        until = began + max(self._interval_s, UNKNOWN_END_S)
-        end = self._place.deadline(self._lease.generation)
-        return until if end is None else min(until, max(self._until(), began + 1.0))
-
-    # ── saves ─────────────────────────────────────────────────────────────────────────────
     def _save(self, level: Level, program: Program, reason: str, *, last: bool) -> Restart | None:
-        """None: none was made; the program goes on if it can."""
-        self._tried_at = began = time.monotonic()
-        until = self._until() if last else self._soon(began)
-        moment = Moment(until=until, last=last)
-        self._events.emit(Event.SAVE_STARTED, step=self._step(), reason=reason)
-        try:
-            restart = self._make(level, program, moment, reason)
-        except NotNow as error:
-            self._events.emit(Event.SAVE_FAILED, step=self._step(), error=str(error))
-            log.warning("no save now: %s", error)
-            return None
-        except NothingNew as nothing:
-            self._events.emit(Event.SAVE_SKIPPED, step=self._step(), reason=str(nothing))
-            return None
-        except (SaveFailed, OSError) as error:
-            self._save_failed(level, program, error)
-            return None
-        self._save_s = time.monotonic() - began
-        self._stall_s += self._save_s
-        self._trials.save(level.name)
-        self._began_from = None
-        self._events.emit(
-            Event.COMMITTED,
-            step=restart.key.step,
-            checkpoint=restart.key.directory_name,
-            tier="restarts",
-            bytes=restart.size,
-            stall_s=round(self._save_s, 3),
-            save_s=round(self._save_s, 3),
-            training_s=self._working_s(),
-        )
-        for key in self._restarts.retain(self._keep, level.name):
-            self._events.emit(Event.REMOVED, checkpoint=key.directory_name, tier="restarts")
+        restart = self._saves.make(level, program, reason, last=last)
+        if restart is not None and self._began_from is not None:
+            self._trials.survive(level.name)
+            self._began_from = None
         return restart
-
-    def _make(self, level: Level, program: Program, moment: Moment, reason: str) -> Restart:
-        with self._restarts.stage(self._lease.generation) as staging:
-            level.ask(program, staging.path, moment)
-            saved = level.wait(program, staging.path, moment)
-            self._told_lead_s = saved.lead_s
-            before = self._step()
-            return staging.commit(
-                level=level.name,
-                step=before + 1 if saved.step is None else saved.step,
-                reason=reason,
-                facts=saved.facts,
-                guard=self._lease.check,
-            )
-
-    def _save_failed(self, level: Level, program: Program, error: Exception) -> None:
-        self._events.emit(Event.SAVE_FAILED, step=self._step(), error=str(error))
-        log.warning("save failed: %s", error)
-        if self._trials.has_saved(level.name):
-            return
-        if program.poll() is not None:
-            raise LevelFailed(f"its first save failed and ended the program: {error}")
-        by_storage = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
-        passing = by_storage or getattr(error, "passing", False)
-        if not passing:
-            self._trials.fail(level.name, f"its first save failed: {error}")
 
     # ── the end ───────────────────────────────────────────────────────────────────────────
     def _end_link(self, level: Level, program: Program, why: str) -> int:
-        self._events.emit(Event.STOPPING, step=self._step(), reason=why)
-        self._save(level, program, why, last=True)
+        self._events.emit(Event.STOPPING, step=self._saves.step(), reason=why)
+        if why.startswith("notice"):
+            until = self._moments.moment(time.monotonic(), last=True).until
+            self._forwarding.ask(level, program, until)
+        saved = self._save(level, program, why, last=True)
         code = program.poll()
         program.end()
-        if code is not None and self._is_complete(level, code):
-            return self._complete()
-        newest = self._newest()
+        if code == EXIT_SAVED and saved is None:
+            return code  # its own word, and nobody else's: judged by that
+        complete = None if code is None else self._ending.if_complete(level, code)
+        if complete is not None:
+            return complete
+        step, no_room = self._saves.step(), self._saves.no_room
+        if self._saves.any_here():
+            return self._leave(Result.SAVED, step, why)
+        if no_room is not None:
+            return self._leave(Result.SAVED, step, f"{why}; nothing could be saved: {no_room}")
         untold = level.kind is not Kind.PLAIN and self._trials.failed(level.name) is None
-        if newest is None and why.startswith("deadline") and untold:
+        if why.startswith("deadline") and untold and self._saves.newest() is None:
             self._trials.fail(level.name, "nothing was saved in a whole link")
-        if newest is None:
-            return self._leave(Result.SAVED, 0, f"{why}; nothing could be saved")
-        return self._leave(Result.SAVED, newest.step, why)
+        return self._leave(Result.SAVED, step, f"{why}; nothing could be saved")
 
     def _after(self, level: Level, program: Program, code: int) -> int:
         """It has ended by itself."""
-        if self._is_complete(level, code):
-            return self._complete()
+        complete = self._ending.if_complete(level, code)
+        if complete is not None:
+            return complete
         if code == EXIT_SAVED:
             return code  # its own word, and nobody else's: judged by that
+        told = self._moments.why_told()
+        if code == EXIT_COMPLETE and told is not None:
+            return self._end_link(level, program, told)  # it has heard of that before us
+        if self._saves.ended_by_storage is not None:
+            reason = f"ended by a save without room for it: {self._saves.ended_by_storage}"
+            return self._leave(Result.FAILED, self._saves.step(), reason)
         own = level.own_failure(code)
         if own is not None and not self._trials.has_saved(level.name):
             raise LevelFailed(own)
         saved = self._save(level, program, f"it ended with code {code}", last=True)
+        step = self._saves.step()
         if code == EXIT_COMPLETE:
-            step = self._step()
-            if saved is None and not self._saved_here():
+            if saved is None and not self._saves.any_here():
                 reason = "it ended with code 0 but the work is not complete, and nothing was saved"
                 return self._leave(Result.FAILED, step, reason)
             return self._leave(Result.SAVED, step, "ended before the work was complete")
-        return self._leave(Result.FAILED, self._step(), how_it_ended(code))
+        self._check_restart(level, code)
+        return self._leave(Result.FAILED, step, how_it_ended(code))
 
-    def _is_complete(self, level: Level, code: int) -> bool:
-        if code != EXIT_COMPLETE:
-            return False  # whatever its files look like: they may be of an earlier run
-        complete = level.is_complete(self._work, code)
-        return code == EXIT_COMPLETE if complete is None else complete
-
-    def _complete(self) -> int:
-        self._lease.check()
-        code = self._leave(Result.COMPLETE, None, "complete")
-        self._place.write_done(Done(self._lease.generation, None))
-        return code
+    def _check_restart(self, level: Level, code: int) -> None:
+        """Raises _Gone where the restart may be why the program failed."""
+        restart, after_s = self._began_from, time.monotonic() - self._went_on
+        number = -code if code < 0 else code - 128  # as the keeper of a program says it
+        if restart is None or after_s >= SOON_S or number in _FROM_OUTSIDE:
+            return
+        self._crashed |= number in _CRASHES or level.own_failure(code) is not None
+        ends = self._failed_after.setdefault(restart, [])
+        ends.append(how_it_ended(code))
+        if len(ends) == 1:
+            self._trials.go_nowhere(restart)
+        self._began_from = None
+        raise _Gone(f"{ends[-1]}, {after_s:.0f} s after it had gone on from {restart}")
 
     def _leave(self, result: Result, step: int | None, reason: str) -> int:
-        generation = self._lease.generation
         if result is Result.FAILED and self._began_from is not None:
             self._trials.go_nowhere(self._began_from)
-        self._events.emit(
-            Event.ENDED,
-            step=self._step(),
-            training_s=self._working_s(),
-            stall_s=round(self._stall_s, 3),
-            complete=result is Result.COMPLETE,
-            reason=reason,
-        )
-        write_outcome(
-            self._place.outcome_file(generation), Outcome(result, generation, step, reason)
-        )
-        log.info("%s: %s", result.value, reason)
-        codes = {Result.COMPLETE: EXIT_COMPLETE, Result.SAVED: EXIT_SAVED}
-        return codes.get(result, EXIT_FAILED)
-
-    def _working_s(self) -> float:
-        """What the program has had of this link."""
-        return round(time.time() - self._entered - self._stall_s, 3)
-
-    def _newest(self) -> CheckpointKey | None:
-        keys = self._restarts.keys()
-        return keys[-1] if keys else None
-
-    def _saved_here(self) -> bool:
-        newest = self._newest()
-        return newest is not None and newest.generation == self._lease.generation
-
-    def _step(self) -> int:
-        newest = self._newest()
-        return 0 if newest is None else newest.step
+        return self._ending.leave(result, step, reason)

@@ -14,11 +14,13 @@ from ..rundir import ENV_DEADLINE, read_deadline
 from ..settings import margin
 from .base import Work
 from .ingredients import Value
-from .invocation import Invocation
+from .invocation import VARIABLE, Invocation
 from .reader import split
 from .recipe import LOOK_INTO, Recipe
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
+_EXPANDED = re.compile(r"[$`]")
+"""What is left of a variable that is not set here, or of a command's output."""
 LEAST_S = 1.0
 """A program that is given no time at all may take that for no limit."""
 
@@ -30,6 +32,8 @@ class Values:
         self._recipe = recipe
         self._call = call
         self._work = work
+        self._read: set[str] = set()
+        """Values out of files, whose variables no shell expands."""
         self._found: dict[str, str | None] = {
             "program": call.program,
             "output": None if work.log is None else str(work.log),
@@ -47,6 +51,12 @@ class Values:
             return None
         return _FIELD.sub(lambda match: str(known[match[1]]), text)
 
+    def regex(self, pattern: str) -> str | None:
+        """Filled; what a name stands for is meant letter by letter."""
+        return self.fill(
+            pattern, {n: re.escape(t) for n, t in self._found.items() if t is not None}
+        )
+
     def words(
         self, texts: tuple[str, ...], more: Mapping[str, str] | None = None
     ) -> list[str] | None:
@@ -60,6 +70,22 @@ class Values:
     def unknown(self, text: str) -> str | None:
         """The first name in a text that is not known."""
         return next((n for n in _FIELD.findall(text) if self._found.get(n) is None), None)
+
+    def unsure(self, text: str) -> str | None:
+        """The first name in a text whose value only a shell, or the program, could tell."""
+        found = ((name, self._found.get(name) or "") for name in _FIELD.findall(text))
+        return next((f"{{{n}}} is {v!r}" for n, v in found if self._is_open(v)), None)
+
+    def _is_open(self, value: str) -> bool:
+        """Before the job nobody knows its variables, or what a module sets: the node tells. What
+        the command itself sets never comes out of its shell."""
+        if _EXPANDED.search(VARIABLE.sub("", value)):
+            return True
+        names = [one or other for one, other in VARIABLE.findall(value)]
+        if names and (value in self._read or ENV_DEADLINE in self._work.environ):
+            return True
+        command = "\n".join(self._work.argv)
+        return any(re.search(rf"(?:^|[\s;&|(]){name}=", command) for name in names)
 
     def files(self, pattern: str) -> list[Path]:
         """Those that match now; what a name stands for is no pattern itself."""
@@ -81,10 +107,12 @@ class Values:
             found = self._call.word(value.word)
         if found is None and value.file is not None:
             found = self._in_file(value.file, str(value.regex))
+            added = "".join(value.suffix[:1])
+            self._read |= set() if found is None else {found, f"{found}{added}"}
         if found is None:
             found = next((t for t in map(self.fill, value.default) if t is not None), None)
         if found is not None and value.suffix and not found.endswith(value.suffix):
-            found += value.suffix
+            found += value.suffix[0]
         return found
 
     def _in_file(self, file: str, regex: str) -> str | None:

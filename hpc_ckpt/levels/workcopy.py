@@ -10,12 +10,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
+from functools import cached_property
 from pathlib import Path
 
 from ..errors import SpecError
 from ..units import format_size
 
-LEFT_OUT = frozenset({"runs", ".git"})
+LEFT_OUT = ".git"
+CHAIN = "chain.json"
+RUNS = "runs"
+"""Left out where chains have been submitted; others may have data of that name."""
 _NOT_FILES = (Path("/proc"), Path("/sys"))
 
 
@@ -59,7 +63,7 @@ class _Plan:
         self._directories.append(real)
         for entry in sorted(real.iterdir()):
             there = place / entry.name
-            if entry.name in LEFT_OUT and not entry.is_symlink():
+            if not entry.is_symlink() and self._stays_behind(entry):
                 continue
             if entry.is_symlink():
                 self._pending.append((entry, there))
@@ -102,7 +106,18 @@ class _Plan:
         """In the directory itself, there or not; not in what is left out of the copy."""
         if not real.is_relative_to(self._source):
             return False
-        return not LEFT_OUT & set(real.relative_to(self._source).parts)
+        return not any(map(self._stays_behind, (real, *real.parents)))
+
+    def _stays_behind(self, real: Path) -> bool:
+        if real.name == LEFT_OUT:
+            return real.is_relative_to(self._source)
+        return real == self._source / RUNS and self._has_chains
+
+    @cached_property
+    def _has_chains(self) -> bool:
+        """Of a submission, or of the members of a sweep."""
+        names = (CHAIN, f"*/{CHAIN}", f"*/*/{CHAIN}")
+        return any(any((self._source / RUNS).glob(name)) for name in names)
 
     def carry_out(self, target: Path) -> None:
         for real in self._directories:

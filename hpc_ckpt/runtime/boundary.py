@@ -14,19 +14,21 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from ..engine.destination import Wish
 from ..engine.engine import Engine
 from ..engine.orders import About
 from ..engine.persist import Pending
 from ..errors import Fenced, HpcCkptError, one_line
 from ..events import Event
 from ..policy.base import Progress
-from ..rundir import Result
+from ..rundir import CheckpointKey, Result
 from ..triggers import Surroundings, Triggers
 from .ending import Ending
 from .lookout import LOOK_EVERY_S, Lookout
 from .meter import Meter, Metrics
 from .room import Room
 from .session import Session
+from .waiting import Waiting, result_of
 
 log = logging.getLogger("hpc_ckpt")
 
@@ -193,10 +195,8 @@ class Boundary:
         pending.fail(HpcCkptError(f"not saved: {self._parts.ending.error()}"))
         return pending
 
-    def save(
-        self, place: Place, reason: str, *, urgent: bool = False, within_s: float | None = None
-    ) -> Pending:
-        """Snapshot now; only while the engine is ready. Urgent: somebody waits for it."""
+    def save(self, place: Place, reason: str, wish: Wish | None = None) -> Pending:
+        """Snapshot now; only while the engine is ready."""
         parts, requested = self._parts, self._requested
         self._prepare(place)
         self._requested = None
@@ -209,13 +209,7 @@ class Boundary:
             metrics=parts.metrics.read(self._metrics_after),
             training_s=parts.meter.training_s,
         )
-        return parts.engine.save(
-            lambda: parts.capture(place),
-            about,
-            requested,
-            urgent=urgent,
-            within_s=within_s,
-        )
+        return parts.engine.save(lambda: parts.capture(place), about, requested, wish)
 
     def _seconds_left(self) -> float | None:
         around = self.surroundings()
@@ -231,12 +225,14 @@ class Boundary:
     def end(self, place: Place, reason: str) -> None:
         """The final save, the outcome, the latch; then LinkEnded."""
         parts = self._parts
-        parts.session.events.emit(Event.STOPPING, step=place.step, reason=reason)
+        # Not flushed, here and below: an event log that hangs must not cost the final save.
+        parts.session.events.emit(Event.STOPPING, flush=False, step=place.step, reason=reason)
         self._ending_now = True
         try:
             parts.engine.settle(self._seconds_left())
             if parts.engine.fenced is None:
-                final = self.save(place, reason, urgent=True, within_s=self._seconds_left())
+                wish = Wish(urgent=True, within_s=self._seconds_left(), last=True)
+                final = self.save(place, reason, wish)
                 self._decide(final, reason)
             else:
                 parts.ending.latch(_fenced(parts.engine.fenced))
@@ -253,10 +249,32 @@ class Boundary:
             ending.latch(_fenced(error))
             return
         except Exception as error:  # noqa: BLE001 - any failure of storage is told, not raised
-            self._decide_without_final_save(reason, error)
+            self._lasting(reason)  # an earlier one may be only where it would go with the job
+            self._decide_without_final_save(reason, f"the final save failed ({one_line(error)})")
         else:
-            ending.decide(Result.SAVED, saved.key.step, reason)
+            self._decide_by(saved.key, reason)
         ending.latch(reason)
+
+    def _decide_by(self, saved: CheckpointKey, reason: str) -> None:
+        """What would go with the job does not count before it is drained."""
+        lasting = self._lasting(reason)
+        if lasting is not None and lasting >= saved:
+            self._parts.ending.decide(Result.SAVED, saved.step, reason)
+        else:
+            why = f"step {saved.step} is only in a tier that goes with the job"
+            self._decide_without_final_save(reason, why)
+
+    def _lasting(self, reason: str) -> CheckpointKey | None:
+        """The newest checkpoint that the next link can find, once the drain had its time.
+
+        The link may be killed meanwhile: what it can find already is said first.
+        """
+        engine = self._parts.engine
+        before, newest = engine.lasting, engine.newest
+        if before is not None and newest is not None and before < newest:
+            self._parts.ending.rescue(before.step, f"{reason}; step {newest.step} is being drained")
+        engine.bring_home(self._patience_s())
+        return engine.lasting
 
     def end_if_saved(self, place: Place, reason: str) -> bool:
         """End without a save where the newest checkpoint is of this very step."""
@@ -271,11 +289,9 @@ class Boundary:
 
     def end_with_newest(self, reason: str) -> None:
         """End where the state now is not that of a boundary: the newest checkpoint stands."""
-        parts = self._parts
-        newest = parts.engine.newest
-        parts.session.events.emit(
-            Event.STOPPING, step=None if newest is None else newest.step, reason=reason
-        )
+        parts, newest = self._parts, self._lasting(reason)
+        step = None if newest is None else newest.step
+        parts.session.events.emit(Event.STOPPING, flush=False, step=step, reason=reason)
         if newest is None:
             parts.ending.decide(Result.FAILED, None, f"{reason}; nothing was ever saved")
         else:
@@ -283,27 +299,74 @@ class Boundary:
         parts.ending.latch(reason)
         parts.ending.raise_here()
 
-    def complete(self, place: Place) -> None:
-        """The last checkpoint and DONE; raises what keeps them from being written."""
-        parts = self._parts
+    def complete(self, place: Place, *, stepped: bool) -> None:
+        """The last checkpoint and DONE; raises what keeps them from being written.
+
+        A run directory that takes no save does not cost the work of the link: it ends as saved
+        where another tier keeps that for the next one, which then completes it. Without a step
+        made (`stepped`) there is nothing to lose: then it is waited for.
+        """
+        self._parts.engine.settle(self._seconds_left())
+        if self._parts.engine.fenced is not None:
+            self._end_fenced(self._parts.engine.fenced)
+            return
+        waiting, destination = self._waiting(), self._parts.engine.destination
+        # The buffer of a last save is not spent on a home that hangs where another place is left.
+        last = not (destination.home_hangs and destination.elsewhere)
+        final = self.save(place, "complete", Wish(urgent=True, home=True, last=last))
+        given_up = waiting.until_over(final, patient=True, instead=stepped)
+        why = "" if given_up is None else given_up.why
         try:
-            parts.engine.settle()
-            if parts.engine.fenced is not None:
-                raise parts.engine.fenced
-            saved = self.save(place, "complete", urgent=True).committed()
+            saved = None if given_up is not None else final.committed()
         except Fenced as error:
             self._end_fenced(error)
             return
-        parts.ending.complete(saved.key.step)
+        except OSError as error:
+            if not destination.elsewhere:
+                raise
+            saved, why = None, one_line(error)
+        if saved is None:
+            self._end_incomplete(place, why)
+        else:
+            self._parts.ending.complete(saved.key.step)
+
+    def _end_incomplete(self, place: Place, why: str) -> None:
+        reason = f"the work is done, but the run directory does not take it: {why}"
+        if self._parts.engine.destination.elsewhere:
+            self._parts.engine.settle(0.0)
+            self.end(place, reason)
+            return
+        self._decide_without_final_save(reason, "no other place would keep it")
+        self._parts.ending.latch(reason)
+        self._parts.ending.raise_here()
+
+    def save_and_wait(self, place: Place, reason: str) -> Pending:
+        """Raises what goes wrong; one that hangs, or that the end of the link overtakes, is left to
+        itself with a warning: the next step() says what follows."""
+        parts, waiting = self._parts, self._waiting()
+        parts.engine.settle(self._seconds_left())
+        pending = self.save(place, reason, Wish(urgent=True))
+        given_up = waiting.until_over(pending, patient=False) or result_of(pending)
+        if given_up is None:
+            return pending
+        if given_up.hangs and parts.strict:
+            raise TimeoutError(given_up.why)
+        warnings.warn(
+            f"a save is not waited for any longer: {given_up.why}", RuntimeWarning, stacklevel=4
+        )
+        return pending
+
+    def _waiting(self) -> Waiting:
+        parts = self._parts
+        return Waiting(parts.engine, parts.triggers, self.surroundings, self.surroundings())
 
     def _end_fenced(self, error: Fenced) -> None:
         """No outcome: what an overtaken generation says no longer counts."""
         self._parts.ending.latch(_fenced(error))
         self._parts.ending.raise_here()
 
-    def _decide_without_final_save(self, reason: str, error: Exception) -> None:
-        newest = self._parts.engine.newest
-        failure = f"{reason}; the final save failed ({one_line(error)})"
+    def _decide_without_final_save(self, reason: str, why: str) -> None:
+        newest, failure = self._parts.engine.lasting, f"{reason}; {why}"
         if newest is None:
             self._parts.ending.decide(Result.FAILED, None, f"{failure}; nothing was ever saved")
         else:
@@ -323,7 +386,7 @@ class Boundary:
         reason = parts.triggers.overdue(around)
         if reason is not None and not parts.ending.latched and self._is_settled(around):
             self._rescue(reason)
-        parts.session.events.flush()
+        parts.session.events.flush(0.0)
         moments = (parts.triggers.overdue_at(around), parts.triggers.last_word_at(around))
         ahead = [m - around.now_s for m in moments if m is not None and m > around.now_s]
         return min(ahead, default=LOOK_EVERY_S)
@@ -336,14 +399,14 @@ class Boundary:
         return last_word is not None and around.now_s >= last_word
 
     def _rescue(self, reason: str) -> None:
-        parts, newest = self._parts, self._parts.engine.newest
+        parts, newest = self._parts, self._parts.engine.lasting
         if newest is None or parts.engine.fenced is not None:
             return
         if parts.engine.committed is None:
             reason += "; nothing newer than the restored checkpoint exists"
         if parts.ending.rescue(newest.step, reason):
             log.warning("%s: the newest checkpoint is of step %d", reason, newest.step)
-            parts.session.events.emit(Event.WATCHDOG, step=newest.step, reason=reason)
+            parts.session.events.emit(Event.WATCHDOG, flush=False, step=newest.step, reason=reason)
 
 
 def _fenced(error: Fenced) -> str:

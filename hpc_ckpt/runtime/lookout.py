@@ -78,12 +78,15 @@ class Lookout:
             self.hurry_since_s = self._clock()
 
     def _changed(self, path: Path) -> bool:
+        """What is there and cannot be read just now has not changed yet: looked at again."""
         try:
             status = path.stat()
             now = (status.st_mtime_ns, status.st_size, status.st_ino)
         except OSError:
             now = None
         if path in self._seen and self._seen[path] == now:
+            return False
+        if now is not None and not _is_readable(path):
             return False
         changed = now is not None or self._seen.get(path) is not None
         self._seen[path] = now
@@ -131,6 +134,14 @@ class Lookout:
                 # Without a lookout the link would be killed unsaved.
                 log.exception("the lookout failed; it goes on")
                 self._stopped.wait(LOOK_EVERY_S)
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        path.read_bytes()
+    except OSError:
+        return False
+    return True
 
 
 class _Wake:

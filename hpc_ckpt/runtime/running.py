@@ -167,10 +167,7 @@ class Running:
     def _restore(self) -> Origin | None:
         began = time.monotonic()
         self.session.stack.recover()
-        with uncollected():
-            found = earlier.find(
-                self.session, lambda: restore.newest(self.session.stack, self._put_back)
-            )
+        found = earlier.find(self.session, self._search)
         for tier, error in self.session.stack.passed_over.items():
             self.session.events.emit(Event.TIER_FAILED, tier=tier, error=error)
         if found.checkpoint is None or found.tier is None:
@@ -200,15 +197,20 @@ class Running:
         log.info("restored %s", found.checkpoint.path)
         return found.origin
 
+    def _search(self) -> restore.Found:
+        with uncollected():
+            return restore.newest(self.session.stack, self._put_back)
+
     def _put_back(self, checkpoint: Reader) -> None:
         registry, strict = self._wishes.registry, self._wishes.strict_restore
         # A defect that is found half-way leaves them mixed; then the older checkpoint that is
         # taken instead overwrites all of it, or entering fails. Not so if parts may be missing.
         with _refusing(checkpoint):
             targets = registry.targets(checkpoint.manifest.tree) if strict else {}
-        state = restore.state_of(
-            checkpoint, like={"tracked": registry.templates()}, targets=targets
-        )
+        with _refusing(checkpoint, _MISREAD):
+            state = restore.state_of(
+                checkpoint, like={"tracked": registry.templates()}, targets=targets
+            )
         step = _step_in(state, checkpoint)
         with _refusing(checkpoint):
             passed = registry.restore(state["tracked"], strict=strict, path=checkpoint.path)
@@ -278,17 +280,17 @@ class Running:
         if error is not None:
             self._leave_with(error, patience_s)
         elif self.told_to_stop is not None:
-            self.engine.wait(patience_s)
+            self.engine.wait(self._patience(patience_s))
             self.boundary.end_with_newest(self.told_to_stop)
         elif self._stepped_here or not self._was_done:
             with self.stalling():
-                self.boundary.complete(self.place)
+                self.boundary.complete(self.place, stepped=self._stepped_here)
 
     def _leave_with(self, error: BaseException, patience_s: float) -> None:
         """What is under way is still committed; the exception goes on its way."""
         self._explain(error)
         self._given_up = not self.engine.wait(self._patience(patience_s))
-        newest = self.engine.newest
+        newest = self.engine.lasting
         if self.engine.fenced is not None:
             return
         saved = isinstance(error, LinkEnded) and newest is not None
@@ -337,15 +339,17 @@ class Running:
         self.session.close()
 
 
-_ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
+_MISREAD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""Not RuntimeError: a device without memory raises that, and the checkpoint is sound."""
+_ODD = (*_MISREAD, RuntimeError)
 
 
 @contextmanager
-def _refusing(checkpoint: Reader) -> Iterator[None]:
+def _refusing(checkpoint: Reader, odd: tuple[type[Exception], ...] = _ODD) -> Iterator[None]:
     """A tree of another form than ours is a broken checkpoint, whatever Python calls it."""
     try:
         yield
-    except _ODD as error:
+    except odd as error:
         raise CheckpointError(
             f"{checkpoint.path}: its tree does not hold what a run saves: {one_line(error)}"
         ) from error

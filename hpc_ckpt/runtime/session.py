@@ -13,14 +13,16 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .. import events, fsio, lease, rundir
-from ..errors import RootError, SpecError, UserError
+from .. import events, fsio, lease, preflight, rundir
+from ..errors import LinkEnded, RootError, SpecError, UserError
 from ..events import Event, EventLog
 from ..lease import Lease
-from ..rundir import RunDir, prepare
+from ..making import prepare
+from ..rundir import RunDir
 from ..settings import Settings, resolve
 from ..tiers.stack import Stack, open_stack
 from .lookout import Places
@@ -30,6 +32,8 @@ log = logging.getLogger("hpc_ckpt")
 HEARTBEAT_S = 1.0
 HEARTBEAT_SLURM_S = 30.0
 """On a cluster many chains share one file system."""
+TELLING_S = 1.0
+"""An event log that hangs holds up no save, and no step, for longer."""
 
 _here: set[Path] = set()
 """Roots in use by this process: its own lease would not tell a second user apart."""
@@ -60,6 +64,7 @@ class Session:
         self.events.close()
         if self.standalone:
             self.lease.release()
+        self.lease.leave()
         _here.discard(self.rundir.root)
 
 
@@ -73,6 +78,8 @@ def enter(
     """Take up the run directory; raises UserError and leaves nothing half-made."""
     _refuse_several_ranks(environ)
     in_link = rundir.ENV_GENERATION in environ
+    if not in_link and rundir.ENV_STEWARD in environ:
+        _speak_up(Path(environ[rundir.ENV_STEWARD]))
     place = RunDir(_choose_root(root, environ, in_link=in_link))
     resolved = resolve(
         call=call, file=environ.get(rundir.ENV_SETTINGS) or settings, environ=environ
@@ -85,12 +92,24 @@ def enter(
     if halted is not None:
         raise RootError(place.root, f"halted ({halted}); delete {place.halt_file} to go on")
     chain = prepare(place)
-    stack = open_stack(resolved.tiers, rundir=place, chain=chain)
-    held = Lease(place, _generation(environ)) if in_link else lease.acquire_standalone(place)
+    stack = open_stack(
+        resolved.tiers,
+        rundir=place,
+        chain=chain,
+        goes_with_the_job=partial(_goes_with_the_job, environ=environ),
+    )
+    held = lease.join(place, _generation(environ)) if in_link else lease.acquire_standalone(place)
     _here.add(place.root)
     for directory in (place.root, place.control, place.lease):
         fsio.sweep_temporaries(directory)
     return _session(place, chain, resolved, stack, held, environ if in_link else {})
+
+
+def _goes_with_the_job(path: Path, *, environ: Mapping[str, str]) -> bool:
+    """Another job may be on another node, or have another directory there. A chain of links on
+    one machine stays where it is, even if that is inside of a job."""
+    in_job = "SLURM_JOB_ID" in environ and environ.get(rundir.ENV_BACKEND) != "local"
+    return in_job and preflight.on_this_node(path)
 
 
 def _session(
@@ -116,7 +135,7 @@ def _session(
             Path(link.get(rundir.ENV_DEADLINE) or place.deadline_file(generation)),
         ),
         outcome_file=Path(link.get(rundir.ENV_OUTCOME) or place.outcome_file(generation)),
-        events=EventLog(place.events_file(generation, _node(link))),
+        events=EventLog(place.events_file(generation, _node(link)), patience_s=TELLING_S),
         heartbeat_s=HEARTBEAT_SLURM_S if slurm else HEARTBEAT_S,
     )
 
@@ -128,12 +147,31 @@ def _choose_root(
     if root is None:
         if given:
             return given
-        raise SpecError(f"no run directory: pass Checkpointer(root, …) or set ${rundir.ENV_ROOT}")
+        chained = rundir.ENV_NOTICE in environ and not in_link
+        raise SpecError(
+            f"no run directory: pass Checkpointer(root, …) or set ${rundir.ENV_ROOT}"
+            + ("; in a chain that saves the program from outside: level: model" if chained else "")
+        )
     if not in_link or not given:
         return root
     if RunDir(root).root != RunDir(given).root:
         log.info("the chain's run directory %s is used instead of %s", given, root)
     return given
+
+
+def _speak_up(told: Path) -> None:
+    """A level was to save this program from outside; brought back by it, this process would take
+    itself for a link that is long over."""
+    try:
+        told.touch()
+    except OSError as error:
+        detail = f"cannot be written ({error.strerror}); write level: model in the spec"
+        raise RootError(told, detail) from error
+    log.warning(
+        "the program has a Checkpointer, which no file of the command shows: the chain starts it "
+        "again and lets it save for itself, as with level: model"
+    )
+    raise LinkEnded("started again at level model")
 
 
 def _refuse_several_ranks(environ: Mapping[str, str]) -> None:

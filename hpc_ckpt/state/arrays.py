@@ -154,7 +154,10 @@ def decode_scalar(node: Node, path: str) -> object:
     dtype, data = decode_dtype(fields["dtype"], path), bytes_from(fields["data"], path)
     if len(data) != dtype.itemsize:
         raise broken(path, f"a {dtype} has {dtype.itemsize} bytes, not {len(data)}")
-    return _scalar(dtype, data)
+    try:
+        return _scalar(dtype, data)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise broken(path, f"numpy refuses it: {error}") from None
 
 
 def _scalar(dtype: np.dtype[Any], data: bytes) -> object:

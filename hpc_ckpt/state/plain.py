@@ -19,7 +19,7 @@ from types import EllipsisType, NoneType
 from typing import Any, NoReturn, TypeVar
 from zoneinfo import ZoneInfo
 
-from ..errors import CheckpointError, UnsupportedState, UserError
+from ..errors import CheckpointError, NewerCheckpoint, UnsupportedState, UserError
 
 Node = Any
 """A JSON value."""
@@ -47,6 +47,11 @@ _PATHS: dict[str, type[PurePath]] = {
 def broken(path: str, what: str) -> CheckpointError:
     """The error of a tree that encode() cannot have written."""
     return CheckpointError(f"state tree of the checkpoint, at {path or 'its root'!r}: {what}")
+
+
+def newer(path: str, what: str) -> NewerCheckpoint:
+    """The error of a tree that only a newer version can have written."""
+    return NewerCheckpoint(None, f"state tree of the checkpoint, at {path or 'its root'!r}: {what}")
 
 
 def joined(path: str, key: object) -> str:
@@ -152,7 +157,10 @@ def _encode_int(value: int, path: str) -> Node:
 def _decode_int(node: Node, path: str) -> int:
     if _HEX_INT.fullmatch(text(node, path)) is None:
         raise broken(path, "not a hexadecimal integer")
-    return int(node, 16)
+    value = int(node, 16)
+    if value.bit_length() <= PLAIN_INT_BITS:
+        raise broken(path, f"an integer of {value.bit_length()} bits needs no tag")
+    return value
 
 
 def encode_float(value: float, path: str = "") -> Node:
@@ -206,9 +214,12 @@ def _encode_str(value: str, path: str) -> Node:
 
 def _decode_str(node: Node, path: str) -> str:
     try:
-        return bytes_from(node, path).decode("utf-8", "surrogatepass")
+        value = bytes_from(node, path).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         raise broken(path, f"not text: {error}") from None
+    if not has_surrogates(value):
+        raise broken(path, "text without surrogates needs no tag")
+    return value
 
 
 def base64_of(value: bytes | bytearray | memoryview) -> str:
@@ -264,6 +275,8 @@ def _encode_timedelta(value: timedelta, path: str) -> Node:
 
 def _decode_timedelta(node: Node, path: str) -> timedelta:
     days, seconds, microseconds = integers(node, path, 3)
+    if not (0 <= seconds < 86400 and 0 <= microseconds < 10**6):
+        raise broken(path, "a span has less than a day of seconds, and of a second the rest")
     return _made(path, lambda: timedelta(days, seconds, microseconds))
 
 

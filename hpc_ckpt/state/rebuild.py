@@ -16,7 +16,7 @@ import torch
 
 from ..errors import UserError
 from .leaves import Read, copy_into, fill, identity, identity_of_leaf, leaf_bytes
-from .plain import Node, broken, floating, integer, integers, record, shape_of, text
+from .plain import Node, broken, floating, integer, integers, newer, record, shape_of, text
 from .tensors import COMPRESSED, DTYPES, name_of, packed_size, raw_bytes
 
 MapLocation = str | torch.device | Mapping[str, Any] | Callable[[Any, str], Any] | None
@@ -88,7 +88,7 @@ class TensorReader:
             return _built(path, lambda: _over(data, dtype, shape), quietly=odd)
         order = _checked_order(fields.get("order"), len(shape), path)
         value = _built(path, lambda: _empty(shape, dtype, order), quietly=odd)
-        fill(value, data)
+        _built(path, lambda: fill(value, data), quietly=odd)
         return value
 
     def _part(self, fields: dict[str, Node], name: str, path: str) -> torch.Tensor:
@@ -227,7 +227,7 @@ def _built(path: str, build: Callable[[], _T], *, quietly: bool = True) -> _T:
 
 def decode_dtype(node: Node, path: str) -> torch.dtype:
     if text(node, path) not in DTYPES:
-        raise broken(path, f"this torch has no dtype {node!r}")
+        raise newer(path, f"this torch has no dtype {node[:40]!r}")
     return DTYPES[node]
 
 

@@ -16,7 +16,19 @@ import torch
 
 from . import arrays, rebuild
 from .leaves import Read
-from .plain import DECODERS, Node, broken, bytes_from, integer, joined, record, sequence, text
+from .plain import (
+    DECODERS,
+    Node,
+    broken,
+    bytes_from,
+    has_surrogates,
+    integer,
+    joined,
+    newer,
+    record,
+    sequence,
+    text,
+)
 from .records import record_class
 
 MAX_DEPTH = 64
@@ -74,6 +86,10 @@ class Decoder:
 
     # ── the walk ──────────────────────────────────────────────────────────────────────────
     def value(self, node: Node, like: object, path: str, depth: int) -> Any:
+        if type(node) is str:
+            if has_surrogates(node):
+                raise broken(path, "text with lone surrogates needs a tag")
+            return node
         if node is None or type(node) in _THEMSELVES:
             return node
         if type(node) is float:
@@ -89,6 +105,8 @@ class Decoder:
         if len(node) == 1 and "$tensor" in node:  # the many
             return self._tensors.tensor(node["$tensor"], path, like)
         if not any(key.startswith("$") for key in node):
+            if has_surrogates("".join(node)):
+                raise broken(path, "a key with lone surrogates needs a tag")
             return {
                 key: self.value(item, _at_key(like, key), joined(path, key), depth + 1)
                 for key, item in node.items()
@@ -116,14 +134,14 @@ class Decoder:
             return self._tensors.generator(body, path)
         if tag in _FOREIGN:
             return _FOREIGN[tag](body, path)
-        raise broken(path, f"unknown tag {tag[:40]!r}; was it written by a newer hpc_ckpt?")
+        raise newer(path, f"unknown tag {tag[:40]!r}")
 
     # ── sharing ───────────────────────────────────────────────────────────────────────────
     def _define(self, body: Node, like: object, path: str, depth: int) -> object:
         fields = record(body, path, "id value")
         number, inner = integer(fields["id"], path), fields["value"]
         again = type(inner) is dict and "$shared" in inner
-        if number in self._shared or type(inner) not in (list, dict) or again:
+        if number < 0 or number in self._shared or type(inner) not in (list, dict) or again:
             raise broken(path, "a shared container has one definition")
         value: object = self.value(inner, like, path, depth)
         self._shared[number] = value
@@ -167,6 +185,8 @@ class Decoder:
             hash(value)
         except (TypeError, ValueError):  # numpy's spans of no unit raise the other one
             raise broken(path, f"{type(value).__name__} cannot be a key or member") from None
+        if type(node) is dict and _holds_memory(value):
+            raise broken(path, "what holds a tensor cannot be a key or member")
         return value
 
     def _counter(self, body: Node, like: object, path: str, depth: int) -> Counter[Any]:
@@ -244,7 +264,7 @@ class Decoder:
         return self._tuples[key]
 
 
-_THEMSELVES = {bool, int, str}
+_THEMSELVES = {bool, int}
 _CONTAINERS: dict[str, Callable[[Decoder, Node, object, str, int], object]] = {
     "$shared": Decoder._define,
     "$ref": Decoder._refer,
@@ -267,6 +287,15 @@ _FOREIGN: dict[str, Callable[[Node, str], object]] = {
     "$device": rebuild.decode_device,
     "$size": rebuild.decode_size,
 }
+
+
+def _holds_memory(value: object) -> bool:
+    """torch gives tensors a hash; what they hold can change all the same."""
+    if isinstance(value, slice):
+        value = (value.start, value.stop, value.step)
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(_holds_memory, value))
+    return isinstance(value, (torch.Tensor, torch.Generator))
 
 
 def _combined(kind: type[Enum], bits: int, path: str) -> Enum:

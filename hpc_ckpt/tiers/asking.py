@@ -65,7 +65,8 @@ class Asker:
                 self.silent.discard(name)
             raise TimeoutError(f"it does not answer after {patience_s:g} s")
         if errors:
-            raise errors[0]
+            # Not kept in this frame, which it keeps: what the question filled would stay as well.
+            raise errors.pop()
         return answers[0]
 
 

@@ -113,7 +113,8 @@ class Tier(Protocol):
 
     def recover(self) -> None:
         """Before anything is read by whoever has the lease: what a killed writer was about to
-        replace gets its name back, and what it hid to remove though it was pinned."""
+        replace gets its name back or, where a whole copy has that already, goes; and what it hid
+        to remove though it was pinned comes back."""
 
     def sweep(self, generation: int) -> None:
         """Delete what killed writers up to this generation left behind, but for what recover()

@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .. import fsio
-from ..errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
+from ..errors import CheckpointError, CorruptCheckpoint, NewerCheckpoint, NoCheckpoint
 from ..format.defects import Defect
 from ..format.manifest import CHUNK, Manifest
 from ..format.reading import never
@@ -31,6 +29,7 @@ from ..format.verify import (
 )
 from ..rundir import MANIFEST_NAME, CheckpointKey
 from .base import Summary
+from .references import References
 from .staging import DirectoryStaging
 
 LEFTOVERS = ("tmp", "trash", "was")
@@ -49,10 +48,9 @@ class DirectoryTier:
         self.name = name
         self.chunk = chunk
         self._live: set[str] = set()
-        self._lock = threading.Lock()
         self._made = False
-        self._referred: Counter[str] = Counter()
-        """Names of checkpoints that something being written refers to."""
+        self.references = References()
+        """By what is being written."""
         self._summaries: dict[CheckpointKey, tuple[tuple[int, ...] | None, Summary]] = {}
 
     def __repr__(self) -> str:
@@ -136,9 +134,10 @@ class DirectoryTier:
             self._live.discard(trash.name)
 
     def _remove(self, key: CheckpointKey, trash: Path) -> bool:
-        # Whoever refers to it is either staged, and then marked, or committed, and then listed.
-        with self._lock:
-            if self._referred[key.directory_name] or self._is_held(key):
+        # Whoever refers to it is either staged, and then marked, or committed, and then listed:
+        # the list is made after the mark, for what is committed meanwhile was marked before.
+        with self.references.removing(key.directory_name) as free:
+            if not free or self._is_held(key):
                 return False
             try:
                 self.path_of(key).rename(trash)
@@ -175,7 +174,7 @@ class DirectoryTier:
                     was.rename(self.path_of(key))
                 raise
             fsio.reached("remove.renamed")
-            self._delete(was)
+            self._discard(was, key)
         finally:
             self._live.discard(was.name)
 
@@ -184,6 +183,9 @@ class DirectoryTier:
         for other in self.keys():
             try:
                 if key in self.summary(other).holders:
+                    return True
+            except NewerCheckpoint:
+                if key < other:  # it may refer to any that is older
                     return True
             except CheckpointError as error:
                 if isinstance(error, CorruptCheckpoint) and error.passing:
@@ -196,10 +198,21 @@ class DirectoryTier:
         fsio.delete_tree(trash, point="remove.entry")
         fsio.reached("remove.deleted")
 
+    def _discard(self, was: Path, key: CheckpointKey) -> None:
+        """What was set aside, now that a whole one has its name; a pin goes over to that."""
+        if (was / PIN_NAME).exists() and not self.pinned(key):
+            self.pin(key)
+        self._delete(was)
+
     def recover(self) -> None:
         for name in fsio.names_in(self.path):
-            if name not in self._live:
-                self._put_back(name)
+            if name in self._live or self._put_back(name):
+                continue
+            hidden = _HIDDEN.fullmatch(name)
+            key = None if hidden is None else CheckpointKey.parse(hidden[2])
+            # Should the whole one go before it, it would come back.
+            if hidden is not None and key is not None and hidden[1] == "was":
+                self._discard(self.path / name, key)
 
     def sweep(self, generation: int) -> None:
         for name in fsio.names_in(self.path):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from ..errors import CheckpointError, CorruptCheckpoint
+from ..errors import CheckpointError, CorruptCheckpoint, NewerCheckpoint
 from ..rundir import CheckpointKey
 from ..settings import Best, Keep
 from .base import Tier
@@ -26,6 +27,8 @@ class Entry:
     pinned: bool = False
     holders: frozenset[CheckpointKey] = frozenset()
     """Older checkpoints that hold shards of this one."""
+    foreign: bool = False
+    """Made by a newer version: it may refer to any that is older."""
 
 
 def surplus(
@@ -39,19 +42,24 @@ def surplus(
     """The checkpoints nothing asks to keep, oldest first.
 
     Kept whatever `keep` says: pins, the one that was just committed and everything newer, every
-    generation above our own, and whatever holds shards of something that stays. What lies above
+    generation above our own, whatever holds shards of something that stays, and what a newer
+    version has made, with all that it may refer to. What lies above
     the committed one may be broken, so it counts neither among the newest N nor as the best.
-    What is known to be broken does not count either, and goes when its time has come.
+    What is known to be broken does not count either, and goes when its time has come; where
+    nothing else is left, nothing goes.
     """
     below = [entry for entry in entries if entry.key <= committed]
-    counted = [entry for entry in below if entry.key not in known_broken]
+    counted = [one for one in below if one.key not in known_broken and not one.foreign]
     candidates = sorted(entry.key for entry in counted)
+    if not candidates:
+        return []
     newest = candidates[-keep.last :]
     kept = {*newest, committed}
-    oldest = newest[0] if newest else committed
-    kept |= {entry.key for entry in below if entry.key in known_broken and entry.key > oldest}
+    kept |= {entry.key for entry in below if entry.key in known_broken and entry.key > newest[0]}
     kept |= {entry.key for entry in entries if entry.pinned}
     kept |= _lasting(counted, keep)
+    foreign = max((entry.key for entry in entries if entry.foreign), default=None)
+    kept |= {entry.key for entry in entries if foreign is not None and entry.key <= foreign}
     unwanted = {
         entry.key
         for entry in below
@@ -86,7 +94,14 @@ def lacking(source: Tier, target: Tier, keep: Keep) -> list[CheckpointKey]:
     """
     here = {key: _entry(target, key) for key in target.keys()}  # noqa: SIM118 - not a dict
     there = {key: _entry(source, key) for key in source.keys() if key not in here}  # noqa: SIM118
-    return sorted(_lasting([*there.values(), *here.values()], keep) - here.keys())
+    known = [one for one in (*there.values(), *here.values()) if not one.foreign]
+    return sorted(_lasting(known, keep) - here.keys())
+
+
+def referring(tier: Tier, holders: Collection[CheckpointKey]) -> set[CheckpointKey]:
+    """The checkpoints that cannot be restored without these."""
+    entries = (_entry(tier, key) for key in tier.keys())  # noqa: SIM118 - not a dict
+    return {entry.key for entry in entries if not entry.holders.isdisjoint(holders)}
 
 
 def _best(entries: Sequence[Entry], best: Best) -> set[CheckpointKey]:
@@ -108,26 +123,29 @@ def retain(
     committed: CheckpointKey,
     guard: Callable[[], None],
     known_broken: Collection[CheckpointKey] = (),
-    before: Callable[[Sequence[CheckpointKey]], None] = lambda surplus: None,
+    before: Callable[[Sequence[CheckpointKey]], Collection[CheckpointKey]] = lambda surplus: (),
 ) -> list[CheckpointKey]:
     """Remove what is surplus and say what went; called only after a commit.
 
     `guard` is asked before each removal and raises when a newer generation has taken over;
-    `before` sees the whole list first and may raise. If the committed checkpoint is not in this
-    tier, nothing is removed.
+    `before` sees the whole list first, says which of them stay all the same, and may raise. If the
+    committed checkpoint is not in this tier, nothing is removed.
     """
     keys = tier.keys()
     if committed not in keys:
         return []
     entries = [_entry(tier, key) for key in keys]
-    unwanted = surplus(
-        entries,
-        keep,
+    unwanted_of = partial(
+        surplus,
+        keep=keep,
         own_generation=generation,
         committed=committed,
         known_broken=known_broken,
     )
-    before(unwanted)
+    unwanted = unwanted_of(entries)
+    stays = before(unwanted)
+    if stays:  # with all that they refer to
+        unwanted = unwanted_of([replace(e, pinned=e.pinned or e.key in stays) for e in entries])
     removed = []
     for key in unwanted:
         guard()
@@ -145,6 +163,8 @@ def _entry(tier: Tier, key: CheckpointKey) -> Entry:
     """
     try:
         summary = tier.summary(key)
+    except NewerCheckpoint:
+        return Entry(key, pinned=tier.pinned(key), foreign=True)
     except CheckpointError as error:
         if isinstance(error, CorruptCheckpoint) and error.passing:
             raise

@@ -11,8 +11,10 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ..errors import SpecError
@@ -23,7 +25,7 @@ from .asking import Answer, Asker
 from .base import Tier
 from .directory import DirectoryTier
 from .watched import watched
-from .wishes import HOME, Survives, TierWish
+from .wishes import HOME, Survives, TierWish, is_path
 
 log = logging.getLogger("hpc_ckpt")
 
@@ -31,6 +33,9 @@ RECENT_RATES = 8
 UNMEASURED_RATE = 50e6
 UNMEASURED_S = 5.0
 """Bytes a second, and a start: what a slow shared file system does on a bad day."""
+
+SLOWER = 1.5
+"""The next save may be slower than any yet seen."""
 
 _CHAIN = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -87,11 +92,16 @@ class Stack:
         """Where a checkpoint in `source` is drained to: the home, then every tier below.
 
         The home comes first: the chain is judged by it, and another tier that hangs must not
-        keep it waiting.
+        keep it waiting; what comes later waits until that one is left behind (draining.py).
         """
         below = self.tiers[self.tiers.index(source) + 1 :]
         others = tuple(tier for tier in below if tier is not self.home)
         return others if source is self.home else (self.home, *others)
+
+    def instead_of(self, tier: Tier) -> tuple[Tier, ...]:
+        """Where a save goes if that one fails: the home, then what else the next link can find."""
+        others = (other for other in self.tiers if self.outlives_job(other))
+        return tuple(one for one in dict.fromkeys((self.home, *others)) if one is not tier)
 
     # ── reading ───────────────────────────────────────────────────────────────────────────
     def ask(self, tier: Tier, question: Callable[[], Answer]) -> Answer:
@@ -185,37 +195,75 @@ class Stack:
             slowest = max(self._rates[tier.name], default=None)
         return None if slowest is None else slowest * nbytes
 
-    def choose(self, nbytes: int, seconds_left: float | None) -> Tier:
-        """The tier for a final save that must be durable in `seconds_left`; None: no deadline.
+    def choose(
+        self,
+        size_in: Callable[[Tier], int],
+        seconds_left: float | None,
+        avoid: Collection[str] = (),
+        *,
+        last: bool = False,
+    ) -> Tier:
+        """The tier for a save that must be durable in `seconds_left`; None: no deadline.
 
-        The home where that is in time. Where it is not: the lowest other tier that is, what
-        outlives the job before what does not, and in the end the fastest. What lies elsewhere is
-        drained to the home later. A home that nobody has measured yet is taken for a slow one.
+        The home where that is in time. Where it is not, another tier that is: what outlives the
+        job before what does not, what was measured before what is taken for as slow as a home
+        that nobody has measured, and the lowest. What lies elsewhere is drained to the home later.
+        Where nothing is in time: the fastest that outlives the job. `size_in`: the bytes to be
+        written there; `avoid`: names of tiers that hang, which are the last resort; but the `last`
+        save of a link goes to a home that may yet answer in time, rather than go with the job.
         """
-        if seconds_left is None:
+        if seconds_left is None and self.home.name not in avoid:
             return self.home
-        expected = {tier.name: self.expected_s(tier, nbytes) for tier in self.tiers}
-        measured = {name: needed for name, needed in expected.items() if needed is not None}
-        measured.setdefault(self.home.name, UNMEASURED_S + nbytes / UNMEASURED_RATE)
-        measured.setdefault(self.first.name, 0.0)
-        if measured[self.home.name] <= seconds_left:
+        needed = {tier: self._needed_s(tier, size_in(tier)) for tier in self.tiers}
+        left_s = float("inf") if seconds_left is None else seconds_left
+        in_time = [tier for tier in self.tiers if SLOWER * needed[tier] <= left_s]
+        fitting = [tier for tier in in_time if tier.name not in avoid]
+        lasting = [tier for tier in fitting if self.outlives_job(tier)]
+        if self.home in lasting or (last and self.home in in_time and not lasting):
             return self.home
-        fitting = [t for t in self.tiers if measured.get(t.name, seconds_left + 1) <= seconds_left]
-        if not fitting:
-            return self._by_name[min(measured, key=lambda name: measured[name])]
-        return max(fitting, key=lambda tier: (self.outlives_job(tier), self.tiers.index(tier)))
+        if fitting:
+            return max(lasting or fitting, key=self._merit)
+        tiers = [tier for tier in self.tiers if tier.name not in avoid] or [self.home]
+        return min(tiers, key=lambda tier: (not self.outlives_job(tier), needed[tier]))
+
+    def _merit(self, tier: Tier) -> tuple[bool, int]:
+        return self.expected_s(tier, 1) is not None, self.tiers.index(tier)
+
+    def _needed_s(self, tier: Tier, nbytes: int) -> float:
+        expected = self.expected_s(tier, nbytes)
+        if expected is not None:
+            return expected
+        slow = tier is self.home or tier is not self.first
+        return UNMEASURED_S + nbytes / UNMEASURED_RATE if slow else 0.0
 
 
-def open_stack(wishes: Sequence[TierWish], *, rundir: RunDir, chain: str) -> Stack:
+def open_stack(
+    wishes: Sequence[TierWish],
+    *,
+    rundir: RunDir,
+    chain: str,
+    goes_with_the_job: Callable[[Path], bool] = lambda path: False,
+) -> Stack:
     """The tiers that were wished for; nothing is made before something is saved there.
 
     A directory that several chains share gives each its own place, <path>/<chain>/checkpoints.
+    `goes_with_the_job` is asked of directories of which nobody has said what they survive.
     Raises SpecError where two wishes are the same directory.
     """
     asker = Asker()
     _check_distinct(wishes, rundir, asker)
+    wishes = [_looked_at(wish, asker, goes_with_the_job) for wish in wishes]
     tiers = [DirectoryTier(_place(wish, rundir, chain), name=wish.name) for wish in wishes]
     return Stack(tiers, wishes={wish.name: wish for wish in wishes}, asker=asker)
+
+
+def _looked_at(wish: TierWish, asker: Asker, goes_with_the_job: Callable[[Path], bool]) -> TierWish:
+    path = wish.path if is_path(wish.name) else None
+    try:
+        goes = path is not None and asker.ask(wish.name, partial(goes_with_the_job, path))
+    except OSError:  # whoever lists it says so
+        return wish
+    return replace(wish, survives=Survives.PROCESS) if goes else wish
 
 
 def _place(wish: TierWish, rundir: RunDir, chain: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..format.defects import Defect, DefectKind
 from ..format.image import DATA_ALIGNMENT, ImageLayout
 from ..format.manifest import Manifest, ShardRecord, digest
 from ..format.reading import Broken, shard_file
-from ..format.verify import verify
+from ..format.verify import PIN_NAME, verify
 from ..rundir import MANIFEST_NAME, CheckpointKey
 from .base import Committed
 from .wholeness import broken, holds
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from .directory import DirectoryTier
 
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY)
+
+YOUNG_S = 24 * 3600.0
+"""No site removes what is younger."""
 
 
 class DirectoryStaging:
@@ -69,8 +73,7 @@ class DirectoryStaging:
         with contextlib.suppress(OSError):
             fsio.delete_tree(self.path)
         self._tier._live.discard(self.path.name)
-        with self._tier._lock:
-            self._tier._referred.subtract(self._holders)
+        self._tier.references.release(self._holders)
         self._holders.clear()
 
     def write_shard(
@@ -95,15 +98,16 @@ class DirectoryStaging:
         """This checkpoint uses a shard that an older one holds; readers must be able to open it."""
         if record.holder is None:
             raise ValueError(f"{record.file}: no holder is named")
-        with self._tier._lock:
-            try:
-                with shard_file(self.path, record):
-                    self._tier._referred[record.holder] += 1
-                    self._holders.append(record.holder)
-            except Broken as broken:
-                missing = broken.defect.kind is DefectKind.SHARD_MISSING
-                code = errno.ENOENT if missing else errno.EIO
-                raise OSError(code, str(broken.defect)) from None
+        if not self._tier.references.refer(record.holder):
+            raise FileNotFoundError(errno.ENOENT, "is being removed", record.holder)
+        self._holders.append(record.holder)
+        try:
+            with shard_file(self.path, record) as descriptor:
+                _keep_young(descriptor, self._tier.path / record.holder / MANIFEST_NAME)
+        except Broken as broken:
+            missing = broken.defect.kind is DefectKind.SHARD_MISSING
+            code = errno.ENOENT if missing else errno.EIO
+            raise OSError(code, str(broken.defect)) from None
         self._written[record.place] = record
 
     def commit(
@@ -217,7 +221,7 @@ class DirectoryStaging:
         self._check_complete(manifest)
         if manifest.key != self._key:
             raise ValueError(f"staged {self._key}, but the manifest is for {manifest.key}")
-        path, pinned = self._tier.path_of(self._key), False
+        path = self._tier.path_of(self._key)
         room: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         self._write_manifest(data)
         if path.is_dir():
@@ -228,13 +232,13 @@ class DirectoryStaging:
             if not broken(self._tier, self._key):
                 raise CheckpointError(f"{path}: another state is there under the same name")
             guard()
-            pinned, room = self._tier.pinned(self._key), self._tier.replacing(self._key)
+            if self._tier.pinned(self._key):  # published with it: no moment without a pin
+                (self.path / PIN_NAME).touch(mode=fsio.file_mode(self.path))
+            room = self._tier.replacing(self._key)
         with room:
             if not self._publish(self._key, data, guard):
                 raise CheckpointError(f"{path}: made by another process in this very moment")
         self._tier.remember(manifest)
-        if pinned:
-            self._tier.pin(self._key)
         return Committed(self._key, path, _size_of(path, manifest))
 
 
@@ -243,6 +247,14 @@ def _revision(here: CheckpointKey | None, elsewhere: Manifest | None, manifest: 
     if elsewhere is None or (here is not None and here >= elsewhere.key):
         return 0 if here is None else here.revision + 1
     return elsewhere.revision + (not elsewhere.same_content(manifest))
+
+
+def _keep_young(shard: int, manifest: Path) -> None:
+    """Scratch file systems remove what is old: what the newest checkpoint needs is not."""
+    with contextlib.suppress(OSError):  # another owner's: then the site has to spare it
+        if os.fstat(shard).st_mtime < time.time() - YOUNG_S:
+            os.utime(shard)
+            os.utime(manifest)
 
 
 def _checked_image(layout: ImageLayout, image: memoryview) -> memoryview:

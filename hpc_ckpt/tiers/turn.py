@@ -6,6 +6,7 @@ Whether that is too long is tiers/draining.py's to say.
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -16,13 +17,52 @@ from ..rundir import CheckpointKey
 from .base import Tier
 from .writing import Pace
 
+LONGEST_HOLD_S = 600.0
+"""For a save that somebody waits for; one that takes longer shares the storage again."""
+
+
+class Gate:
+    """Drains give way to a save that somebody waits for: it has the storage for itself."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._saves_into: str | None = None
+
+    def shut(self, tier: str) -> None:
+        self._set(tier)
+
+    def open(self) -> None:
+        self._set(None)
+
+    def _set(self, tier: str | None) -> None:
+        with self._changed:
+            self._saves_into = tier
+            self._changed.notify_all()
+
+    def wait(self, target: str, *, needed: bool) -> None:
+        """`needed`: what is brought to the target would go with the job. That may have no time
+        to lose, and gives way only to a save into the same tier."""
+
+        def free() -> bool:
+            return self._saves_into is None or (needed and self._saves_into != target)
+
+        with self._changed:
+            self._changed.wait_for(free, LONGEST_HOLD_S)
+
 
 class Turn:
     """From the first question to the tier to the end of retention there."""
 
-    def __init__(self, source: Tier, target: Tier, pace: Pace, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        source: Tier,
+        target: Tier,
+        pace: Pace,
+        clock: Callable[[], float],
+        give_way: Callable[[], None],
+    ) -> None:
         self.way = (source.name, target.name)
-        self._pace, self._clock = pace, clock
+        self._pace, self._clock, self._give_way = pace, clock, give_way
         self._began_s = self._moved_s = clock()
         self._holding_back = False
         self.copied = 0
@@ -42,6 +82,7 @@ class Turn:
         self.copied += nbytes
         began = self._clock()
         with self._held_back():
+            self._give_way()
             self._pace.took(nbytes)
         self.slept_s += self._moved_s - began
 

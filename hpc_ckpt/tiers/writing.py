@@ -9,6 +9,7 @@ counts, is directory.py's.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 import time
@@ -45,6 +46,8 @@ class Pace:
         self._row: Row | None = None
         self.waited_s = 0.0
         """Seconds spent on holding back."""
+        self.moved_s = -math.inf
+        """When the last chunk was written."""
         if bytes_per_s is None:
             self._hurry.set()
 
@@ -69,16 +72,17 @@ class Pace:
 
     def took(self, nbytes: int) -> None:
         """Called after so many bytes; waits until they may have been written."""
+        self.moved_s = now = self._clock()
         if self._bytes_per_s is None or self._hurry.is_set():
             return
-        now = self._clock()
         if self._began_s is None:
             self._began_s = now
         self._done += nbytes
         ahead = self._began_s + self._done / self._bytes_per_s - now
         if ahead > 0:
             self._hurry.wait(ahead)
-            self.waited_s += self._clock() - now
+            self.moved_s = self._clock()
+            self.waited_s += self.moved_s - now
 
 
 def write_image(descriptor: int, image: memoryview, chunk: int, pace: Pace) -> tuple[str, ...]:

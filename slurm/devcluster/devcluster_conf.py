@@ -95,6 +95,16 @@ class Layout:
     def munge_socket(self) -> Path:
         return self.root / "run" / "munge.socket"
 
+    @property
+    def job_state(self) -> Path:
+        """What the controller has saved of its jobs."""
+        return self.root / "state" / "job_state"
+
+    @property
+    def environments(self) -> Path:
+        """What a job under --export=NONE begins with, a file for each user."""
+        return self.root / "state" / "env_cache"
+
     def slurmd_log(self, node: str) -> Path:
         return self.root / "log" / f"slurmd.{node}.log"
 
@@ -174,6 +184,8 @@ AuthType=auth/munge
 # A requeued job may start again cred_expire + 1 s later; below 5 Slurm refuses, its own is 120.
 AuthInfo=socket={layout.munge_socket},cred_expire=5
 StateSaveLocation={layout.root}/state
+# --export=NONE: from the state directory, not from a login shell, which killed nodes would kill.
+GetEnvTimeout=0
 SlurmdSpoolDir={layout.root}/spool/%n
 SlurmctldPidFile={layout.root}/run/slurmctld.pid
 SlurmdPidFile={layout.root}/run/slurmd.%n.pid
@@ -210,7 +222,8 @@ SlurmctldTimeout=10
 SlurmdTimeout=5
 MessageTimeout=3
 BatchStartTimeout=10
-UnkillableStepTimeout=30
+# A step that ends while the controller is away is reported a minute later; Slurm's own value.
+UnkillableStepTimeout=60
 EpilogMsgTime=0
 {_node_lines(layout, host)}
 {_partition_lines(layout, options)}
@@ -242,6 +255,12 @@ def _partition_lines(layout: Layout, options: Options) -> str:
 def mail_script(layout: Layout) -> str:
     """Return the program that Slurm gives its mails to: a line each, for tests to count."""
     return f'#!/bin/sh\necho "$@" >>{layout.root}/log/mail.txt\n'
+
+
+def login_environment(*, user: str, home: str, shell: str) -> str:
+    """Return what a login as the user would set on a machine that nobody has tuned."""
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return f"HOME={home}\nUSER={user}\nLOGNAME={user}\nSHELL={shell}\nPATH={path}\n"
 
 
 def gres_conf(layout: Layout) -> str:

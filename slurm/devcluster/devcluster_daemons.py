@@ -111,6 +111,17 @@ class DevCluster:
 
         procs.kill(find)
 
+    def kill_slurmd(self, name: str) -> None:
+        """End the daemon of a node alone: its jobs live on, and Slurm takes them for dead."""
+        self._require_node(name)
+        procs.kill(
+            lambda: [
+                member
+                for member in procs.members(self.layout)
+                if member.node == name and member.name == "slurmd"
+            ]
+        )
+
     def restart_node(self, name: str) -> None:
         """Start the slurmd of a killed node; return when the controller can use it again."""
         self._require_node(name)
@@ -122,6 +133,18 @@ class DevCluster:
     def kill_controller(self) -> None:
         """End slurmctld by SIGKILL; jobs and nodes go on without it."""
         procs.kill(lambda: [m for m in procs.members(self.layout) if m.name == "slurmctld"])
+
+    def save_state(self, job: str) -> None:
+        """Return when the controller has written down what it knows of a job: it saves with a delay
+        of some seconds, and a crash before that loses the job's start."""
+        saved = self.layout.job_state
+        before = saved.stat().st_mtime_ns if saved.exists() else 0
+        self.run("scontrol", "update", f"jobid={job}", "comment=saved")
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not saved.exists() or saved.stat().st_mtime_ns <= before:
+            if time.monotonic() > deadline:
+                raise DevClusterError(f"{saved}: not written again within {START_TIMEOUT_S:.0f} s")
+            time.sleep(POLL_S)
 
     def restart_controller(self) -> None:
         """Start slurmctld again with what it had saved; return when it answers."""

@@ -35,6 +35,7 @@ from devcluster_conf import (
     Refused,
     cgroup_conf,
     gres_conf,
+    login_environment,
     mail_script,
     slurm_conf,
 )
@@ -190,8 +191,16 @@ def write_files(layout: Layout, options: Options) -> None:
     mail.write_text(mail_script(layout))
     mail.chmod(0o755)
     layout.database.chmod(0o700)
+    _write_environments(layout)
     if options.accounting:
         _write_accounting(layout)
+
+
+def _write_environments(layout: Layout) -> None:
+    layout.environments.mkdir()
+    for one in pwd.getpwall():
+        text = login_environment(user=one.pw_name, home=one.pw_dir, shell=one.pw_shell)
+        (layout.environments / one.pw_name).write_text(text)
 
 
 def _write_accounting(layout: Layout) -> None:

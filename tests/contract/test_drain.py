@@ -18,17 +18,20 @@ from hpc_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced, NoCheckp
 from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.format.defects import Defect, DefectKind
 from hpc_ckpt.format.image import lay_out
+from hpc_ckpt.format.verify import PIN_NAME
 from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey
 from hpc_ckpt.settings import Best, Keep
 from hpc_ckpt.testing import FaultyTier, PlainLeaf, image_of, make_checkpoint, plain_manifest
 from hpc_ckpt.tiers import asking, draining
+from hpc_ckpt.tiers.backlog import LAG
 from hpc_ckpt.tiers.base import Committed, Tier
 from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.drain import drain
-from hpc_ckpt.tiers.draining import LAG, NICE, Drainer
+from hpc_ckpt.tiers.draining import NICE, Drainer
 from hpc_ckpt.tiers.retention import lacking, retain
 from hpc_ckpt.tiers.stack import Stack
 from hpc_ckpt.tiers.staging import DirectoryStaging
+from hpc_ckpt.tiers.wishes import Survives, TierWish
 from hpc_ckpt.tiers.writing import Pace
 
 KEY = CheckpointKey(1, 10)
@@ -129,6 +132,20 @@ def test_what_is_there_and_whole_is_left_alone(source: FaultyTier, target: Direc
     assert sum(map(len, files(target, KEY).values())) == again.size
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_what_is_there_already_is_made_durable(
+    source: FaultyTier, target: DirectoryTier, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    """Whoever made it may have died between the rename and the sync of its name."""
+    make_checkpoint(source, KEY, LEAVES)
+    drain(source, target, KEY, free)
+    synced: list[Path] = []
+    monkeypatch.setattr(fsio, "sync_directory", lambda path: synced.append(Path(path)))
+    settled = {KEY} if trusted else set()
+    assert drain(source, target, KEY, free, settled=settled).reused
+    assert [target.path] == synced
+
+
 def test_what_is_there_and_broken_is_replaced(source: FaultyTier, target: DirectoryTier) -> None:
     """A full copy is published before the broken one is deleted; a pin stays a pin."""
     make_checkpoint(source, KEY, LEAVES)
@@ -140,6 +157,53 @@ def test_what_is_there_and_broken_is_replaced(source: FaultyTier, target: Direct
     assert not drain(source, target, KEY, free).reused
     fsio.observe(None)
     assert seen.index("drain.synced") < seen.index("commit.renamed") < seen.index("remove.renamed")
+    assert ([], True) == (target.verify(KEY), target.pinned(KEY))
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_death_while_a_broken_one_is_replaced_never_brings_it_back(
+    source: FaultyTier, target: DirectoryTier, pinned: bool
+) -> None:
+    """Its pin is the new one's from the first moment; what was set aside goes before anything else
+    may, for it would come back as soon as its name is free."""
+    make_checkpoint(source, KEY, LEAVES)
+    drain(source, target, KEY, free)
+    target.pin(KEY, pinned=pinned)
+    damage(target, KEY, shard_of(target, KEY))
+
+    def die(point: str) -> None:
+        if point == "commit.renamed":
+            raise KeyboardInterrupt
+
+    fsio.observe(die)
+    with pytest.raises(KeyboardInterrupt):
+        drain(source, target, KEY, free)
+    fsio.observe(None)
+    fresh = DirectoryTier(target.path)
+    assert ([], pinned) == (fresh.verify(KEY), fresh.pinned(KEY))
+    fresh.recover()
+    assert [KEY.directory_name] == fsio.names_in(target.path)
+    assert (not pinned) == fresh.remove(KEY)
+    fresh.sweep(KEY.generation)
+    assert [[]] * pinned == [fresh.verify(key) for key in fresh.keys()]  # noqa: SIM118 - not a dict
+
+
+def test_a_pin_that_was_set_while_a_broken_one_is_replaced_stays(
+    source: FaultyTier, target: DirectoryTier
+) -> None:
+    """It lies in what was set aside, and goes over before that is deleted."""
+    make_checkpoint(source, KEY, LEAVES)
+    drain(source, target, KEY, free)
+    damage(target, KEY, shard_of(target, KEY))
+
+    def pin(point: str) -> None:
+        if point == "replace.hidden":
+            (was,) = target.path.glob(".was-*")
+            (was / PIN_NAME).touch()
+
+    fsio.observe(pin)
+    drain(source, target, KEY, free)
+    fsio.observe(None)
     assert ([], True) == (target.verify(KEY), target.pinned(KEY))
 
 
@@ -511,9 +575,12 @@ def test_a_damaged_holder_keeps_its_dependent_from_arriving(
 class Bench:
     """A stack of faulty tiers, a drainer, and what it said."""
 
-    def __init__(self, place: Path, *names: str, keep: Keep | None = None) -> None:
+    def __init__(
+        self, place: Path, *names: str, keep: Keep | None = None, fragile: tuple[str, ...] = ()
+    ) -> None:
         self.tiers = {name: FaultyTier(place / name, name=name, chunk=8192) for name in names}
-        self.stack = Stack(list(self.tiers.values()))
+        wishes = {name: TierWish(name, place, Survives.PROCESS) for name in fragile}
+        self.stack = Stack(list(self.tiers.values()), wishes=wishes)
         self.events = EventLog(place / "events.jsonl")
         self.after: list[tuple[str, int]] = []
         self.guard: Callable[[], None] = free
@@ -546,8 +613,8 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def make(*names: str, keep: Keep | None = None) -> Bench:
-        made.append(Bench(tmp_path, *names, keep=keep))
+    def make(*names: str, **options: Any) -> Bench:
+        made.append(Bench(tmp_path, *names, **options))
         return made[-1]
 
     yield make
@@ -585,6 +652,33 @@ def test_a_commit_is_drained_to_every_tier_below(bench: Callable[..., Bench]) ->
     assert all(r["seconds"] >= 0 for r in drained)
     known = [one.stack.expected_s(tier, size) is not None for tier in one.stack.tiers]
     assert ([False, True, True], 0) == (known, one.drainer.lag)
+
+
+def test_a_drain_that_is_held_goes_on_afterwards(bench: Callable[..., Bench]) -> None:
+    """A save that somebody waits for has the storage for itself; who holds back does not hang."""
+    one = bench("local", "root")
+    one.drainer.hold(one.stack.first)
+    one.save(5, wait=False)
+    assert not one.drainer.wait(0.2)
+    assert (1, []) == (one.drainer.lag, one.steps("root"))
+    one.drainer.go_on()
+    assert one.drainer.wait(30)
+    assert [5] == one.steps("root")
+
+
+def test_what_would_go_with_the_job_gives_way_only_in_its_own_target(
+    bench: Callable[..., Bench],
+) -> None:
+    """While the last save is written elsewhere it has no time to lose: it may be all that the
+    next link finds."""
+    one = bench("local", "root", "archive", fragile=("local",))
+    one.drainer.hold(one.stack.home)
+    one.save(5, wait=False)
+    assert not one.drainer.wait(0.2)
+    assert [] == one.steps("root")
+    one.drainer.hold(one.stack.first)
+    assert one.drainer.wait(30)
+    assert ([5], [5]) == (one.steps("root"), one.steps("archive"))
 
 
 def test_a_run_without_other_tiers_starts_no_thread(bench: Callable[..., Bench]) -> None:
@@ -720,6 +814,31 @@ def test_the_home_comes_before_a_tier_that_hangs(
     assert one.drainer.wait(30)
 
 
+def test_whoever_waits_for_the_home_does_not_wait_for_another_tier(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of a link there may be less time than it takes to be sure that one hangs."""
+    one = bench("local", "shared", "root", fragile=("local",))
+    opened, asked, real = threading.Event(), threading.Event(), one.tiers["shared"].stage
+    monkeypatch.setattr(draining, "IN_THE_WAY_S", 0.5)
+
+    def hang(key: CheckpointKey) -> Any:
+        asked.set()
+        opened.wait(60)
+        return real(key)
+
+    one.tiers["shared"].stage = hang  # type: ignore[method-assign]
+    try:
+        one.save(1, wait=False)
+        assert asked.wait(30)
+        one.save(2, wait=False)
+        one.drainer.hurry()
+        one.drainer.insist(20, enough=lambda: one.steps("root") == [1, 2])
+        assert [1, 2] == one.steps("root")
+    finally:
+        opened.set()
+
+
 def test_a_drain_that_hangs_is_left_behind(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -753,14 +872,6 @@ def test_a_drain_that_hangs_is_left_behind(
     assert ([1, 2, 3, 4], 4) == (one.steps("root"), one.steps("shared")[-1])
 
 
-def _in_retention(one: Bench, hang: Callable[[], None]) -> None:
-    def after(tier: Tier, committed: Committed) -> None:
-        if tier.name == "root":
-            hang()
-
-    one.drainer._after = after
-
-
 def _in_the_listing(one: Bench, hang: Callable[[], None]) -> None:
     real, home = one.tiers["root"].keys, one.tiers["root"]
 
@@ -787,7 +898,6 @@ def _in_a_look(one: Bench, hang: Callable[[], None]) -> None:
 @pytest.mark.parametrize(
     ("where", "told"),
     [
-        (_in_retention, ("retention.failed", None)),
         (_in_the_listing, ("drain.failed", "step-000000001-g00000001")),
         (_in_a_look, ("drain.failed", None)),
     ],
@@ -798,11 +908,11 @@ def test_a_thread_that_hangs_beside_the_copy_is_left_behind(
     where: Callable[[Bench, Callable[[], None]], None],
     told: tuple[str, str | None],
 ) -> None:
-    """In retention of the home, its listing, or a look at what it lacks: the others get theirs,
-    somebody is told, and everything goes on when it has come back."""
+    """In the home's listing, or a look at what it lacks: the others get theirs, somebody is told,
+    and everything goes on when it has come back."""
     one = bench("local", "shared", "root")
     opened, hanging = threading.Event(), threading.Event()
-    monkeypatch.setattr(draining, "STUCK_S", 0.1)
+    monkeypatch.setattr(draining, "STUCK_S", 1.0)  # a busy machine stands still for less
 
     def hang() -> None:
         hanging.set()
@@ -812,7 +922,7 @@ def test_a_thread_that_hangs_beside_the_copy_is_left_behind(
     try:
         one.save(1, wait=False)
         assert hanging.wait(30)
-        time.sleep(0.2)
+        time.sleep(1.1)
         for step in (2, 3):
             one.save(step, wait=False)
             until(lambda: step in one.steps("shared"))  # noqa: B023 - called at once
@@ -826,6 +936,76 @@ def test_a_thread_that_hangs_beside_the_copy_is_left_behind(
     one.save(4)
     assert one.drainer.close(30)
     assert (4, 4) == (one.steps("root")[-1], one.steps("shared")[-1])
+
+
+@pytest.mark.parametrize("names", [("local", "root"), ("local", "shared", "root")])
+def test_retention_that_hangs_keeps_nothing_from_the_home(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    """The copy did not hang: later ones arrive, and only what follows them there is left out
+    until the hung one comes back. Told once."""
+    one = bench(*names, fragile=("local",))
+    opened, asked = threading.Event(), list[int]()
+    monkeypatch.setattr(draining, "STUCK_S", 1.0)  # a busy machine stands still for less
+
+    def after(tier: Tier, committed: Committed) -> None:
+        if tier.name == "root":
+            asked.append(committed.key.step)
+            opened.wait(60)
+
+    one.drainer._after = after
+    try:
+        one.save(1, wait=False)
+        until(lambda: asked == [1])
+        time.sleep(1.1)
+        for step in (2, 3):
+            one.save(step)
+        assert ([1, 2, 3], [1]) == (one.steps("root"), asked)
+        assert one.steps(names[1]) == [1, 2, 3]
+        assert (True, set()) == (one.drainer.wait(0), one.drainer.hanging)
+        assert (1, []) == (len(one.told(Event.RETENTION_FAILED)), one.told(Event.DRAIN_FAILED))
+    finally:
+        opened.set()
+    until(lambda: one.drainer._untidied == set())
+    one.save(4)
+    assert one.drainer.close(30)
+    assert [1, 4] == asked
+
+
+def test_retention_that_comes_back_says_nothing_of_a_copy_that_hangs(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same way, later: that is still not to be gone."""
+    one = bench("local", "root")
+    opened, staged, real = threading.Event(), threading.Event(), one.tiers["root"].stage
+    asked: list[int] = []
+    monkeypatch.setattr(draining, "STUCK_S", 0.5)
+
+    def after(tier: Tier, committed: Committed) -> None:
+        asked.append(committed.key.step)
+        opened.wait(60)
+
+    def stage(key: CheckpointKey) -> Any:
+        if key.step == 2:
+            asked.append(key.step)
+            staged.wait(60)
+        return real(key)
+
+    one.drainer._after = after
+    one.tiers["root"].stage = stage  # type: ignore[method-assign]
+    try:
+        for step in (1, 2):
+            one.save(step, wait=False)
+            until(lambda: step in asked)  # noqa: B023 - called at once
+            time.sleep(0.6)
+        one.save(3, wait=False)
+        opened.set()
+        until(lambda: one.drainer._untidied == set())
+        assert {"root"} == one.drainer.hanging
+    finally:
+        opened.set()
+        staged.set()
+    until(lambda: one.drainer._hung == set())
 
 
 def test_a_thread_left_behind_begins_nothing_when_it_comes_back(

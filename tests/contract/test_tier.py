@@ -67,7 +67,8 @@ def test_a_tier_is_a_tier(tier: DirectoryTier) -> None:
 # ── write and read back ───────────────────────────────────────────────────────────────────
 def test_what_was_committed_is_read_back(tier: DirectoryTier) -> None:
     """Bytes, dtypes, shapes and the manifest; an alias gives the leaf it stands for."""
-    tree = [{"$tensor": {"leaf": name}} for name in ("w", "b", "tied")]
+    bodies = ({"leaf": "w"}, {"leaf": "b"}, {"leaf": "tied", "tied": "w"})
+    tree = [{"$tensor": body} for body in bodies]
     committed = make_checkpoint(tier, KEY, LEAVES, tree=tree, aliases={"tied": "w"}, epoch=3)
     assert (committed.key, committed.reused) == (KEY, False)
     assert committed.size == sum(p.stat().st_size for p in committed.path.iterdir())

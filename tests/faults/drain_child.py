@@ -3,8 +3,8 @@
 drain_child.py ROOT POINT NTH     dies at the NTH time POINT is reached
 drain_child.py ROOT               runs to its end and prints every point it reached
 
-ROOT/fast has the checkpoints 1 to 5, of which 4 and 5 use shards of 3. ROOT/run has 1, 2 and 4, a 3
-that is damaged where 5 needs it and intact where 4 does, and what an earlier death left there.
+ROOT/fast has the checkpoints 1 to 5, of which 4 and 5 use shards of 3. ROOT/run has 1, 2 and 4, a
+pinned 3 that is damaged where 5 needs it and intact where 4 does, and what an earlier death left.
 """
 
 # SPDX-License-Identifier: MIT
@@ -62,6 +62,7 @@ def prepare(source: DirectoryTier, target: DirectoryTier) -> None:
     data = bytearray(shard_file.read_bytes())
     data[-1] ^= 1
     shard_file.write_bytes(data)
+    target.pin(key(3))
     abandoned = target.stage(key(3)).__enter__()
     (abandoned.path / "rank-00000.safetensors").write_bytes(b"half")
 

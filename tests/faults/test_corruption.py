@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from hpc_ckpt.errors import CheckpointError, CorruptCheckpoint
+from hpc_ckpt.errors import CheckpointError, CorruptCheckpoint, NewerCheckpoint
 from hpc_ckpt.format.defects import DefectKind
 from hpc_ckpt.format.verify import open_verified, verify
 from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey
@@ -38,7 +38,7 @@ def checkpoint(tmp_path: Path) -> Path:
         CheckpointKey(2, 30),
         leaves,
         header_cap=PAGE,
-        tree={"model": tree, "tied": {"$tensor": {"leaf": "tied"}}},
+        tree={"model": tree, "tied": {"$tensor": {"leaf": "tied", "tied": leaves[0].name}}},
         aliases={"tied": "layer.000.weight"},
         metrics={"loss": 0.25},
         parent="step-000000020-g00000001",
@@ -57,7 +57,10 @@ def found(checkpoint: Path) -> list[tuple[DefectKind, str]]:
     """What verify finds; opening must refuse with the same findings, but for stray files."""
     defects = verify(checkpoint)
     broken = [defect for defect in defects if defect.kind is not DefectKind.UNEXPECTED_FILE]
-    if broken:
+    if [DefectKind.UNSUPPORTED_VERSION] == [defect.kind for defect in broken]:
+        with pytest.raises(NewerCheckpoint, match=broken[0].detail):
+            open_verified(checkpoint)
+    elif broken:
         with pytest.raises(CorruptCheckpoint) as caught:
             open_verified(checkpoint)
         assert list(caught.value.defects) == broken
@@ -271,6 +274,24 @@ def _shard_is_directory(checkpoint: Path) -> None:
     (checkpoint / FIRST).mkdir()
 
 
+def _node(record: dict[str, Any], name: str) -> dict[str, Any]:
+    """The fields of one tensor in the tree."""
+    trees = {"tied": record["tree"]["tied"], "stored": record["tree"]["model"][1]}
+    fields: dict[str, Any] = trees[name]["$tensor"]
+    return fields
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    [("tied", "nowhere"), ("tied", "layer.001.weight"), ("tied", ["layer.000.weight"]),
+     ("stored", "layer.000.weight"), ("stored", "nowhere"), ("stored", None)],
+)  # fmt: skip
+def test_a_tie_is_what_the_aliases_say(checkpoint: Path, name: str, tied: object) -> None:
+    """Otherwise two leaves would come back as one, or one as two."""
+    resigned(checkpoint, lambda record: _node(record, name).update(tied=tied))
+    assert [(DefectKind.LEAF_TIED, MANIFEST_NAME)] == found(checkpoint)
+
+
 def _drop_shard(checkpoint: Path) -> None:
     resigned(checkpoint, lambda record: record["shards"].pop(0))
     (checkpoint / FIRST).unlink()
@@ -293,6 +314,7 @@ CASES: dict[DefectKind, Callable[[Path], object]] = {
     DefectKind.SHARD_HEADER: _header_with_gap,
     DefectKind.LEAF_MISSING: _drop_shard,
     DefectKind.LEAF_DUPLICATE: _same_leaves_twice,
+    DefectKind.LEAF_TIED: lambda path: resigned(path, lambda r: _node(r, "tied").pop("tied")),
     DefectKind.UNEXPECTED_FILE: lambda path: (path / "notes.txt").write_bytes(b""),
     DefectKind.UNREADABLE: _shard_is_directory,
 }

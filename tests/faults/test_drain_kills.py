@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_ckpt import fsio
+from hpc_ckpt.format.verify import PIN_NAME
 from hpc_ckpt.rundir import CheckpointKey
 from hpc_ckpt.settings import Keep
 from hpc_ckpt.tiers.directory import DirectoryTier
@@ -84,6 +85,8 @@ def check_target(source: DirectoryTier, target: DirectoryTier) -> None:
     broken = [key for key in visible if target.verify(key)]
     assert set(broken) <= {HOLDER}
     assert DEPENDENT in visible
+    assert HOLDER not in visible or target.pinned(HOLDER)
+    assert [] == [name for name in fsio.names_in(target.path) if name.startswith(".was-")]
     if NEWEST in visible:
         assert [] == broken
         assert HOLDER in visible
@@ -94,7 +97,9 @@ def check_target(source: DirectoryTier, target: DirectoryTier) -> None:
 
 
 def files(tier: DirectoryTier, key: CheckpointKey) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in tier.path_of(key).iterdir()}
+    found = {path.name: path.read_bytes() for path in tier.path_of(key).iterdir()}
+    found.pop(PIN_NAME, None)
+    return found
 
 
 def check_next_run_ends_the_job(source: DirectoryTier, target: DirectoryTier) -> None:

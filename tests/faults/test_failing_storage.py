@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from hpc_ckpt.errors import NoCheckpoint
 from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.format.defects import Defect, DefectKind
 from hpc_ckpt.rundir import Done, Outcome, Result, RunDir
+from hpc_ckpt.runtime.session import known_save_s
 from hpc_ckpt.testing import FaultyTier
 from hpc_ckpt.tiers.staging import DirectoryStaging
 
@@ -182,6 +185,7 @@ def test_completion_needs_its_checkpoint(rundir: RunDir, tier: FaultyTier) -> No
 
 
 # ── restore ───────────────────────────────────────────────────────────────────────────────
+@pytest.mark.usefixtures("impatient")
 def test_storage_that_cannot_be_read_is_not_a_fresh_start(rundir: RunDir, tier: FaultyTier) -> None:
     """Starting from nothing because of a file system's bad day would throw the work away."""
     with Checkpointer(rundir.root) as ckpt:
@@ -339,6 +343,172 @@ def test_the_last_save_takes_no_third_buffer(
         opened.set()
     skipped = [r["reason"] for r in recorded(rundir, Event.SAVE_SKIPPED)]
     assert 1 == sum("hangs" in reason for reason in skipped)
+
+
+def hung_saves(ckpt: Checkpointer, weight: torch.Tensor, count: int) -> None:
+    """Each is waited for until it hangs."""
+    for _ in range(count):
+        weight += 1
+        ckpt.step()
+        with pytest.warns(RuntimeWarning, match="not waited for any longer: the save of step"):
+            ckpt.save(wait=True)
+
+
+def slots(ckpt: Checkpointer) -> int:
+    return len(ckpt._entered().engine._camera._slots)
+
+
+def test_saves_that_hang_take_two_buffers_and_no_more(
+    rundir: RunDir, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often one is waited for: the next says what hangs, and where; training goes on."""
+    monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.2)
+    weight = torch.ones(2)
+    with Checkpointer(rundir.root, policy="every hour", w=weight) as ckpt:
+        hung_saves(ckpt, weight, SLOTS)
+        for _ in range(2):
+            weight += 1
+            ckpt.step()
+            where = re.escape(f"the save of step 1 hangs in tier root ({rundir.checkpoints})")
+            with pytest.warns(RuntimeWarning, match=f"no buffer is free: {where} since .*step 2"):
+                pending = ckpt.save(wait=True)
+            assert pending.done()
+        assert SLOTS == slots(ckpt)
+        gate.set()
+    assert [3, 4] == [r["step"] for r in recorded(rundir, Event.SAVE_FAILED)]
+    assert rundir.done() == Done(1, 4)
+
+
+def test_strict_raises_what_keeps_the_buffers(
+    rundir: RunDir, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does for a save that hangs itself."""
+    monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.2)
+    with Checkpointer(rundir.root, policy="every hour", strict=True) as ckpt:
+        for _ in range(SLOTS):
+            ckpt.step()
+            with pytest.raises(TimeoutError, match="hangs in tier root"):
+                ckpt.save(wait=True)
+        ckpt.step()
+        with pytest.raises(TimeoutError, match="no buffer is free: the save of step 1 hangs"):
+            ckpt.save(wait=True)
+        ckpt.step()  # who was told is not told again
+        gate.set()
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_the_last_save_takes_a_third_buffer_where_two_hang(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    """Storage that has come back by then keeps the work of the link."""
+    monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.2)
+    over, real, away = threading.Event(), DirectoryStaging.write_shard, [True]
+
+    def hanging(self: Any, *arguments: Any) -> Any:
+        if away:
+            over.wait(60)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(DirectoryStaging, "write_shard", hanging)
+    weight = torch.ones(2)
+    with contextlib.suppress(LinkEnded), Checkpointer(rundir.root, w=weight) as ckpt:
+        hung_saves(ckpt, weight, SLOTS)
+        away.clear()
+        ckpt.step()
+        if not complete:
+            os.kill(os.getpid(), signal.SIGTERM)
+            ckpt.step()
+    step = ckpt.global_step
+    over.set()
+    assert (outcome(rundir).outcome, outcome(rundir).step) == (
+        (Result.COMPLETE if complete else Result.SAVED), step,
+    )  # fmt: skip
+    assert step in [key.step for key in rundir.committed()]
+
+
+@pytest.fixture
+def first_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The first shard hangs until the event is set; later ones are written."""
+    monkeypatch.setattr("hpc_ckpt.engine.underway.STUCK_S", 0.2)
+    opened, began, real = threading.Event(), list[bool](), DirectoryStaging.write_shard
+
+    def write_shard(self: Any, *arguments: Any) -> Any:
+        if not began:
+            began.append(True)
+            opened.wait(60)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(DirectoryStaging, "write_shard", write_shard)
+    yield opened
+    opened.set()
+
+
+def test_how_long_a_save_hung_is_not_how_long_saves_take(
+    rundir: RunDir, first_hangs: threading.Event
+) -> None:
+    """The next link, and the link runner, would begin their last save that much earlier."""
+    with Checkpointer(rundir.root, policy="every hour") as ckpt:
+        ckpt.step()
+        hung = ckpt.save()
+        ckpt.step()
+        ckpt.save(wait=True)
+        time.sleep(1)
+        first_hangs.set()
+        hung.wait(30)
+    took_s = {r["step"]: r["full_s"] for r in recorded(rundir, Event.COMMITTED)}
+    assert took_s[1] is None
+    assert took_s[2] is not None
+    known = known_save_s(rundir, 2)
+    assert known is not None
+    assert known < 1
+
+
+def test_a_hung_save_whose_step_was_saved_again_is_no_failure(
+    rundir: RunDir, first_hangs: threading.Event
+) -> None:
+    """Strict training would end although nothing is lost."""
+    with Checkpointer(rundir.root, policy="every hour", strict=True) as ckpt:
+        ckpt.step()
+        hung = ckpt.save()
+        ckpt.save(wait=True)
+        first_hangs.set()
+        while not hung.done():
+            time.sleep(0.01)
+        ckpt.step()
+    assert [] == recorded(rundir, Event.SAVE_FAILED)
+    (skipped,) = recorded(rundir, Event.SAVE_SKIPPED)
+    assert "step 1 was saved again while this save of it hung" == skipped["reason"]
+
+
+def test_a_waiting_save_that_no_thread_would_begin_has_failed(
+    rundir: RunDir, first_hangs: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that finds none when it is ordered: warned of, and tried again."""
+    real = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "hpc-ckpt-persist":
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    with Checkpointer(rundir.root, policy="every hour") as ckpt:
+        engine = ckpt._entered().engine
+        ckpt.step()
+        ckpt.save()
+        engine._warming.grow()
+        ckpt.step()
+        assert 2 == ckpt.save().step
+        monkeypatch.setattr(threading.Thread, "start", start)
+        time.sleep(0.5)
+        with (
+            pytest.warns(RuntimeWarning, match="the save of step 1 hangs"),
+            pytest.warns(RuntimeWarning, match="can't start new thread"),
+        ):
+            ckpt.step()
+        assert engine.failed_at_s is not None
+        monkeypatch.setattr(threading.Thread, "start", real)
+        first_hangs.set()
+    assert [2] == [r["step"] for r in recorded(rundir, Event.SAVE_FAILED)]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])

@@ -22,7 +22,7 @@ import xxhash
 
 import hpc_ckpt
 from hpc_ckpt import Checkpointer, events
-from hpc_ckpt.errors import NoCheckpoint
+from hpc_ckpt.errors import NewerCheckpoint, NoCheckpoint
 from hpc_ckpt.events import Event
 from hpc_ckpt.format.defects import DefectKind
 from hpc_ckpt.format.verify import verify
@@ -45,7 +45,7 @@ class Program:
             torch.rand(ITEMS, generator=generator), requires_grad=False
         )
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
-        self.notes: dict[str, Any] = {"seen": []}
+        self.notes: dict[str, Any] = {"seen": [], "none": torch.zeros(0, 3)}
 
     def enter(self, root: Path) -> Checkpointer:
         return Checkpointer(
@@ -192,11 +192,28 @@ def unknown_tag(record: dict[str, Any]) -> None:
     record["tree"]["tracked"]["notes"] = {"$from_the_future": []}
 
 
+def unknown_dtype(record: dict[str, Any]) -> None:
+    text = json.dumps(record["tree"])
+    record["tree"] = json.loads(text.replace('"dtype": "float32"', '"dtype": "float128"', 1))
+
+
+NEWER: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "version": ("format version 2", lambda r: r.update(format_version=2)),
+    "tag": ("unknown tag '$from_the_future'", unknown_tag),
+    "dtype": ("this torch has no dtype 'float128'", unknown_dtype),
+}
+"""What a newer version may write, and an older one cannot tell from nonsense."""
+
+
 def wrong_shape(record: dict[str, Any]) -> None:
     text = json.dumps(record["tree"])
     node = '{"leaf": "tracked.model.bias", "dtype": "float32", "shape": [16]}'
     assert node in text
     record["tree"] = json.loads(text.replace(node, node.replace("[16]", "[17]")))
+
+
+def too_large_a_nothing(record: dict[str, Any]) -> None:
+    record["tree"]["tracked"]["notes"]["none"]["$tensor"].update(shape=[0, 2**62], order=[1, 0])
 
 
 def leaf_is_a_list(record: dict[str, Any]) -> None:
@@ -237,10 +254,6 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "manifest-zeroed": ("manifest-unreadable", lambda c: zero(c / M, 0)),
     "manifest-missing": ("manifest-missing", lambda c: (c / M).unlink()),
     "field-wrong": ("manifest-field", lambda c: resign(c, lambda r: r.update(epoch=-1))),
-    "version-newer": (
-        "unsupported-version",
-        lambda c: resign(c, lambda r: r.update(format_version=2)),
-    ),
     "key-wrong": ("key-mismatch", lambda c: resign(c, lambda r: r.update(step=STEPS + 1))),
     "leaf-not-stored": ("leaf-missing", lambda c: resign(c, forget_leaf)),
     "alias-to-nowhere": (
@@ -254,8 +267,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
         ),
     ),
     # Nothing that verify looks at is wrong here: the tree makes no sense to its decoder.
-    "tag-unknown": ("unknown tag '$from_the_future'", lambda c: resign(c, unknown_tag)),
     "shape-wrong": ("has 64 bytes, its node says 68", lambda c: resign(c, wrong_shape)),
+    "no-items-but-large": ("array is too big", lambda c: resign(c, too_large_a_nothing)),
     "tree-is-a-number": (ODD, lambda c: resign(c, lambda r: r.update(tree=5))),
     "tree-is-nothing": (ODD, lambda c: resign(c, lambda r: r.update(tree=None))),
     "leaf-is-a-list": ("text was expected, not list", lambda c: resign(c, leaf_is_a_list)),
@@ -333,6 +346,22 @@ def test_the_run_goes_on_from_there_as_if_the_broken_one_had_never_been(
     newest = hpc_ckpt.latest(rundir.root)
     assert CheckpointKey(2, STEPS).directory_name == newest.name
     assert [] == verify(newest)
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_nothing_goes_back_behind_what_a_newer_version_has_made(rundir: RunDir, name: str) -> None:
+    """It is sound: what was saved after an older one would outrank it, and retention remove it."""
+    words, edit = NEWER[name]
+    newest = path_of(rundir, STEPS)
+    resign(newest, edit)
+    before = sorted(path.name for path in rundir.checkpoints.iterdir())
+    with pytest.raises(NewerCheckpoint, match=r"not damaged.*Upgrade.*move it away") as caught:
+        go_on(rundir)
+    assert newest == caught.value.path
+    assert words in str(caught.value)
+    with pytest.raises(NewerCheckpoint, match=newest.name):
+        hpc_ckpt.load(newest)
+    assert before == sorted(path.name for path in rundir.checkpoints.iterdir())
 
 
 def test_several_broken_ones_are_all_passed_over(made: Made, rundir: RunDir) -> None:

@@ -87,7 +87,7 @@ def test_a_first_run_goes_on_without_it() -> None:
 def test_a_newer_checkpoint_on_record_is_not_gone_back_behind() -> None:
     """What is older in the home would outrank it for ever: the link fails, and says which."""
     report = report_of("goes-back")
-    wanted = ("step-000000001-g00000001", "newer ones are on record", "/fast", "Run it again")
+    wanted = ("step-000000001-g00000001", "there are newer ones", "/fast", "Run it again")
     assert all(part in report["said"] for part in wanted), report["said"]
     assert (0, 2) == (report["committed"], report["step"])
 
@@ -108,7 +108,7 @@ def test_a_tier_that_hangs_while_it_is_read_is_passed_over(case: str) -> None:
 
 def test_what_only_a_hanging_tier_has_is_not_begun_anew_over() -> None:
     report = report_of("only-there")
-    assert f"({NEWEST}: tier " in report["said"]
-    assert "Run it again" in report["said"]
+    wanted = ("does not begin anew", "/fast: it has not answered", "Run it again")
+    assert all(part in report["said"] for part in wanted), report["said"]
     assert report["untouched"]
     assert 2 == report["step"]

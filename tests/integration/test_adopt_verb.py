@@ -88,11 +88,11 @@ def test_it_only_shows(cli: Cli, work: Path) -> None:
         "--- jobs/count.sbatch\n+++ chain.sbatch\n",
         "-#SBATCH --output=count-%j.out\n",
         " #SBATCH --licenses=matlab:1\n",
-        "+#SBATCH --array=1-10%1\n",
         "--- jobs/count.sbatch\n+++ jobs/count.chain.sh\n",
         "+export GREETING='good day'\n",
     ):
         assert expected in done.stdout, done.stdout
+    assert "--array" not in done.stdout  # it writes files of its own
 
 
 def test_without_a_cluster_the_batch_script_is_not_shown(cli: Cli) -> None:
@@ -136,10 +136,34 @@ def test_submitting_needs_a_yes(cli: Cli, work: Path, path: str) -> None:
     assert ["jobs/count.sbatch"] == files(work)
     done = cli(*words, "--yes", PATH=path)
     assert 0 == done.returncode, done.stderr
-    assert "submitted array 101" in done.stdout
+    assert "submitted job 101" in done.stdout
     record = json.loads((work / "runs" / "count" / "chain.json").read_text())
     assert ["bash", "jobs/count.chain.sh"] == record["argv"]
     assert "#SBATCH --licenses=matlab:1\n" in (work / "submitted").read_text()
+
+
+def test_a_program_behind_the_script_that_saves_for_itself_is_seen(cli: Cli, work: Path) -> None:
+    """The spec says so: whoever submits it later would look into the script alone."""
+    (work / "train.py").write_text("from hpc_ckpt import Checkpointer\n")
+    (work / "jobs" / "count.sbatch").write_text("#!/bin/bash\n#SBATCH -p gpu\npython train.py\n")
+    assert 0 == cli("adopt", "jobs/count.sbatch", "-o", "count.yaml").returncode
+    assert "level: model\n" in (work / "count.yaml").read_text()
+    shown = cli("adopt", "jobs/count.sbatch", "--profile", "explorer").stdout
+    assert "+#SBATCH --array=1-10%1\n" in shown
+    (work / "train.py").write_text("print('no')\n")
+    assert 0 == cli("adopt", "jobs/count.sbatch", "-o", "other.yaml", "--force").returncode
+    assert "level" not in (work / "other.yaml").read_text()
+
+
+def test_a_lost_answer_leaves_the_script_that_the_chain_needs(
+    cli: Cli, work: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/bash\necho Socket timed out >&2; exit 1\n")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = cli("adopt", "jobs/count.sbatch", "--profile", "explorer", "--submit", "-y", PATH=path)
+    assert 1 == done.returncode
+    assert "whether it has submitted is not known" in done.stderr
+    assert {"jobs/count.chain.sh", "runs/count/chain.json"} <= set(files(work))
 
 
 def test_a_refused_submission_leaves_nothing(cli: Cli, work: Path, tmp_path: Path) -> None:

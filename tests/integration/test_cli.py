@@ -158,6 +158,8 @@ def test_a_failed_submission_removes_only_what_it_made(cli: Cli, tmp_path: Path)
     slow.chmod(0o755)
     (work / "bin" / "scontrol").write_text("#!/bin/bash\necho PartitionName=gpu Default=YES\n")
     (work / "bin" / "scontrol").chmod(0o755)
+    (work / "bin" / "squeue").write_text("#!/bin/bash\n")
+    (work / "bin" / "squeue").chmod(0o755)
     path = f"{work / 'bin'}:{os.environ['PATH']}"
     done = cli("submit", "--profile", "explorer", "--partition", "gpu", "--", "true", PATH=path)
     assert 2 == done.returncode, done.stderr

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +159,30 @@ def test_a_deaf_command_and_its_children_are_killed_after_the_kill_wait(chain: C
     assert not Path(f"/proc/{child}").exists() or _is_zombie(child)
 
 
+def test_what_a_killed_command_leaves_is_ended_before_the_next_link_and_nothing_else(
+    chain: Chain, tmp_path: Path
+) -> None:
+    """In a session of its own, and with no parent: only the link runner can know of it."""
+    second = "kill -0 $(cat pid) && touch both; exit 0"
+    first = "setsid sleep 1000 & echo $! > pid; kill -9 $$"
+    rundir = chain(f"[ $HPC_CKPT_GENERATION = 1 ] || {{ {second}; }}; {first}")
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as bystander:
+        try:
+            assert run(rundir) is True
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+    assert not (tmp_path / "both").exists()
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+def test_orphans_that_end_do_not_stay_as_zombies(chain: Chain, tmp_path: Path) -> None:
+    """They are the runner's children then; a command may leave thousands of them."""
+    count = f"ps --ppid $PPID -o stat= | grep -c Z > {tmp_path}/zombies"
+    run(chain(f"for i in 1 2 3; do (sleep 0.1 &); done; sleep 2.5; {count}; exit 0"))
+    assert "0\n" == (tmp_path / "zombies").read_text()
+
+
 def _is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
@@ -201,8 +226,33 @@ def test_starts_are_bounded_even_when_nothing_is_ever_recorded(chain: Chain) -> 
     for generation in range(1, 11):
         (rundir.lease / f"{generation:08d}").write_text("{}")
         (rundir.lease / f"{generation:08d}.released").touch()
-    assert "started 10 times" in (budget_spent(rundir, 10, Orders.read(rundir)) or "")
+    assert "started 10 times without progress" in (
+        budget_spent(rundir, 10, Orders.read(rundir)) or ""
+    )
     assert budget_spent(rundir, 9, Orders.read(rundir)) is None
+
+
+def test_code_0_of_a_program_that_was_asked_to_stop_is_not_complete(chain: Chain) -> None:
+    """It saves and leaves, as it was told; `resume` would find nothing to take up."""
+    rundir = chain("until [ -e $HPC_CKPT_NOTICE ]; do sleep 0.05; done; exit 0")
+
+    def stop() -> None:
+        rundir.halt_file.write_text("test")
+        rundir.give_notice(1, "test")
+
+    asked = threading.Timer(1.0, stop)
+    asked.start()
+    assert not run(rundir)
+    asked.join()
+    assert rundir.done() is None
+    assert ["halted"] == causes(rundir)
+
+
+def test_code_0_of_a_halted_chain_that_was_not_asked_is_complete(chain: Chain) -> None:
+    """`stop --after-checkpoint` leaves the program alone."""
+    rundir = chain("echo test > $HPC_CKPT_ROOT/halt; exit 0")
+    run(rundir)
+    assert rundir.done() is not None
 
 
 def test_an_overtaken_link_is_judged_as_fenced(chain: Chain) -> None:

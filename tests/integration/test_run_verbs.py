@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,6 +169,14 @@ def test_watch_prints_a_line_a_change_where_nobody_looks(here: Here) -> None:
     assert "complete" in plain.stdout
 
 
+def test_work_that_takes_longer_than_planned_has_all_of_its_budget(here: Here) -> None:
+    """One hour is planned as two links of one hour."""
+    asked = ["--total-time", "1h", "--max-links", "3"]
+    done = here.run("run", "--root", "r", *asked, "--", "bash", "-c", THREE)
+    assert "links     2 of 1h each for the work, at most 3 (3h)" in done.stdout
+    assert 0 == done.returncode
+
+
 def test_watch_of_a_chain_that_stopped_short(here: Here) -> None:
     """1, as `run` said."""
     assert 1 == here.run("run", "--root", "r", "--max-links", "1", "--", "false").returncode
@@ -180,15 +189,17 @@ def test_watch_in_a_terminal(here: Here) -> None:
     here.start("run", "--root", "r", "--name", "mine", "--link-time", "90s",
                "--set", "kill_wait=1s", "--", "bash", "-c", script)  # fmt: skip
     here.wait_for(lambda: RunDir(here.work / "r").log_file(1).exists())
-    screen, code = _in_terminal([*CLI, "watch", "r"], here, until="line 3")
-    for expected in ("mine", "running", "link 1", "1m 30s", "line 1", "line 3", "Ctrl-C leaves"):
+    drawn = ("mine", "running", "link 1", "1m 30s", "line 1", "line 3", "Ctrl-C leaves")
+    screen, code = _in_terminal([*CLI, "watch", "r"], here, until=drawn)
+    for expected in drawn:
         assert expected in screen
     assert 130 == code
     assert "Traceback" not in screen
 
 
-def _in_terminal(command: list[str], here: Here, until: str) -> tuple[str, int]:
-    """What it drew, up to Ctrl-C, without colours."""
+def _in_terminal(command: list[str], here: Here, until: Sequence[str]) -> tuple[str, int]:
+    """What it drew, without colours. Ctrl-C is pressed once all of `until` is there: pressed in the
+    middle of a frame it would cut that short."""
     parent, child = pty.openpty()
     environment = here.environment | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     process = subprocess.Popen(
@@ -196,7 +207,7 @@ def _in_terminal(command: list[str], here: Here, until: str) -> tuple[str, int]:
         start_new_session=True,
     )  # fmt: skip
     os.close(child)
-    seen, pressed, end = b"", False, time.monotonic() + 30
+    seen, text, pressed, end = b"", "", False, time.monotonic() + 30
     while time.monotonic() < end:
         ready, _, _ = select.select([parent], [], [], 0.2)
         try:
@@ -204,11 +215,11 @@ def _in_terminal(command: list[str], here: Here, until: str) -> tuple[str, int]:
         except OSError:  # the other end is closed
             break
         seen += data
-        if until.encode() in seen and not pressed:
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode(errors="replace"))
+        if all(words in text for words in until) and not pressed:
             process.send_signal(signal.SIGINT)
             pressed = True
     os.close(parent)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode(errors="replace"))
     return text, process.wait(timeout=20)
 
 
@@ -288,7 +299,7 @@ def test_last_without_any_run(here: Here) -> None:
 
 # ── resume ────────────────────────────────────────────────────────────────────────────────
 FAKES = {
-    "sbatch": 'cat "$2" >>sbatch.log; echo $((100 + $(grep -c "^run_link$" sbatch.log)))',
+    "sbatch": 'cd "${0%/*}"; cat "${@: -1}" >>log; echo $((100 + $(grep -c "^run_link$" log)))',
     "squeue": 'cat live 2>/dev/null || true',
     "scancel": 'echo "$@" >>scancel.log',
     "scontrol": 'echo PartitionName=gpu Default=YES MaxTime=UNLIMITED',
@@ -306,10 +317,36 @@ def submitted(here: Here) -> Here:
     here.environment["PATH"] = f"{folder}:{here.environment['PATH']}"
     done = here.run(
         "submit", "--profile", "explorer", "--partition", "gpu", "--root", "r", "--policy",
-        "every 7 steps", "--total-time", "20h", "--", "bash", "-c", "true",
+        "every 7 steps", "--total-time", "20h", "--set", "chain.strategy=array", "--", "bash", "-c",
+        "true",
     )  # fmt: skip
     assert 0 == done.returncode, done.stderr
     return here
+
+
+def status_of(here: Here) -> tuple[dict[str, Any], str]:
+    """For programs and for people."""
+    shown = " ".join(here.run("status", "r").stdout.split())
+    return json.loads(here.run("status", "r", "--json").stdout), shown
+
+
+def test_status_says_what_is_next_and_why_it_waits(submitted: Here) -> None:
+    (submitted.work / "live").write_text("101_1|PENDING|Priority|x\n101_2|PENDING|Priority|x\n")
+    told, shown = status_of(submitted)
+    assert ({"id": "101_1", "reason": "Priority"}, "") == (told["next_job"], told["remark"])
+    assert "next: job 101_1, pending (Priority)" in shown
+
+
+def test_status_says_that_nothing_of_a_chain_is_in_the_queue(submitted: Here) -> None:
+    """Not at once: a job may be seen later than sbatch has said its number."""
+    told, _ = status_of(submitted)
+    assert ("not started", "") == (told["state"], told["remark"])
+    for path in ("chain.json", "lease"):
+        os.utime(submitted.work / "r" / path, (1e9, 1e9))
+    told, shown = status_of(submitted)
+    assert "nothing of this chain is in this cluster's queue" in told["remark"]
+    assert "nothing of this chain is in this cluster's queue" in shown
+    assert 0 == submitted.run("resume", "r").returncode
 
 
 def test_resume_takes_up_a_stopped_chain_as_it_was(submitted: Here) -> None:
@@ -357,7 +394,7 @@ def test_what_cannot_be_resumed(submitted: Here) -> None:
 
 def test_a_chain_of_a_plain_program_has_no_spec(here: Here) -> None:
     """It says so."""
-    from hpc_ckpt.rundir import prepare
+    from hpc_ckpt.making import prepare
 
     prepare(RunDir(here.work / "r"))
     assert "no submitted chain there" in here.run("resume", "r").stderr

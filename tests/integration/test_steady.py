@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -14,9 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_ckpt import Checkpointer, load
+from hpc_ckpt import Checkpointer, events, load
+from hpc_ckpt.cli import listing
 from hpc_ckpt.engine.persist import Pending
 from hpc_ckpt.errors import RestoreMismatch
+from hpc_ckpt.events import Event
 from hpc_ckpt.format.manifest import Manifest
 from hpc_ckpt.rundir import CheckpointKey, RunDir
 from hpc_ckpt.tiers.directory import DirectoryTier
@@ -203,6 +206,31 @@ def test_a_save_in_the_background_refers_too(root: Path, tier: DirectoryTier) ->
     assert {1: [], 2: [1], 3: [1]} == held(tier)
 
 
+def test_what_is_referred_to_stays_young(root: Path, tier: DirectoryTier) -> None:
+    """A site that removes what nobody touched for a month must not take the frozen weights."""
+    Program().run(root, 2, keep=9)
+    holder = tier.path_of(tier.keys()[0])
+    needed = [holder / "MANIFEST.json", holder / "rank-00000.1.safetensors"]
+    for path in needed:
+        os.utime(path, (0, 0))
+    Program(seed=1).run(root, 3, keep=9)
+    assert [] == [path.name for path in needed if path.stat().st_mtime == 0]
+    assert {} == defects_of(tier)
+
+
+def test_ls_says_which_checkpoints_others_need(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever tidies up by hand sees what must stay."""
+    Program().run(root, 3, keep=9)
+    listing.list_checkpoints(root, as_json=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert [1] == [n for n, line in enumerate(shown) if "needed by 2 more" in line]
+    listing.list_checkpoints(root, as_json=True)
+    needs = [one["needs"] for one in json.loads(capsys.readouterr().out)]
+    assert [[], *[["step-000000001-g00000001"]] * 2] == needs
+
+
 def test_small_weights_are_not_worth_a_file(root: Path, tier: DirectoryTier) -> None:
     """A few frozen bytes stay where all the others are."""
     program = Program(frozen=False)
@@ -382,6 +410,28 @@ def test_a_damaged_holder_sends_a_restore_back_to_what_is_whole(
         (again := Program(seed=2).run(root, 4).restored).step,
         again.skipped,
     )
+
+
+def test_a_holder_that_is_damaged_while_it_runs_is_written_again(
+    root: Path, tier: DirectoryTier
+) -> None:
+    """A part of it is looked at after each save, also where retention reads nothing back; what
+    comes after that does not need it any more."""
+
+    def before_save(step: int) -> None:
+        if step == 3:
+            path = tier.path_of(CheckpointKey(1, 1)) / "rank-00000.1.safetensors"
+            data = bytearray(path.read_bytes())
+            data[9000] ^= 1
+            path.write_bytes(data)
+
+    program = Program().run(root, 6, before_save=before_save, keep=99)
+    assert 1 not in held(tier)[5] + held(tier)[6]
+    assert set() == {5, 6} & set(defects_of(tier))
+    assert_same(program.state(), Program(seed=2).run(root, 6).state())
+    said = [record for path in RunDir(root).events.iterdir() for record in events.read(path)]
+    damaged = [one["checkpoint"] for one in said if one["event"] == Event.HOLDER_DAMAGED.value]
+    assert {CheckpointKey(1, 1).directory_name} == set(damaged)
 
 
 # ── retention ─────────────────────────────────────────────────────────────────────────────

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_ckpt import Checkpointer, LinkEnded, events, fsio
+from hpc_ckpt import Checkpointer, LinkEnded, events, fsio, preflight
 from hpc_ckpt.engine.persist import Pending
 from hpc_ckpt.errors import NoCheckpoint
 from hpc_ckpt.events import Event
 from hpc_ckpt.rundir import CheckpointKey, Result, RunDir
-from hpc_ckpt.runtime import earlier
 from hpc_ckpt.tiers import asking
 from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.stack import UNMEASURED_S
@@ -28,19 +27,6 @@ from hpc_ckpt.tiers.stack import UNMEASURED_S
 
 class Stopped(Exception):
     """Ends a run between two steps, without a final save."""
-
-
-@pytest.fixture
-def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    for name in list(os.environ):
-        if name.startswith("HPC_CKPT"):
-            monkeypatch.delenv(name)
-    return RunDir(tmp_path / "run")
-
-
-@pytest.fixture
-def fast(tmp_path: Path) -> Path:
-    return tmp_path / "fast"
 
 
 def run(rundir: RunDir, fast: Path, steps: int, *, save: bool = True, tiers: Any = None) -> Any:
@@ -338,12 +324,6 @@ def test_a_tier_that_answers_late_is_used_again(
 
 
 # ── a tier that is not there ──────────────────────────────────────────────────────────────
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier, "WAIT_S", 0.05)
-    monkeypatch.setattr(earlier, "AGAIN_S", 0.01)
-
-
 @pytest.mark.usefixtures("impatient")
 def test_a_tier_that_is_not_mounted_is_not_begun_anew_over(rundir: RunDir, fast: Path) -> None:
     """A node without it looks like a tier without checkpoints; the run directory remembers."""
@@ -381,6 +361,40 @@ def test_a_tier_that_goes_with_the_job_may_be_gone(rundir: RunDir, fast: Path) -
     with pytest.raises(Stopped), Checkpointer(rundir.root, settings=settings) as ckpt:
         assert ckpt.restored is None
         raise Stopped
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("entry", ["$TMPDIR/x", "{job}/x"])
+def test_a_directory_of_the_node_may_be_gone_in_the_next_job(
+    rundir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    """Nobody said what it survives; the next link waited for it as for a file system that is not
+    mounted, and failed."""
+    job = tmp_path / "of the first job"
+    entry = entry.format(job=job)
+    monkeypatch.setattr(preflight, "on_this_node", lambda path: True)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("TMPDIR", str(job))
+    run(rundir, job / "x", 2, tiers=[entry])
+    shutil.rmtree(rundir.checkpoints / "step-000000002-g00000001")
+    shutil.rmtree(job)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "of the second"))
+    assert 1 == run(rundir, job / "x", 3, tiers=[entry]).step
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_shared_directory_that_is_not_mounted_is_none_of_the_node(
+    rundir: RunDir, fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there instead of it is the node's own; those that wrote there knew better."""
+    monkeypatch.setattr(preflight, "on_this_node", lambda path: not fast.exists())
+    fast.mkdir()
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    run(rundir, fast, 2)
+    shutil.rmtree(rundir.checkpoints / "step-000000002-g00000001")
+    fast.rename(fast.with_name("elsewhere"))
+    with pytest.raises(NoCheckpoint, match="does not go back to it"):
+        run(rundir, fast, 1)
 
 
 @pytest.mark.usefixtures("impatient")

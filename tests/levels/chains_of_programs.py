@@ -134,10 +134,11 @@ class LocalChain:
         save_s: float = 600,
         level: str = "criu",
         before: Sequence[str] = (),
+        more: Sequence[str] = (),
     ) -> None:
         words = [
             "run", "--root", "run", "--link-time", f"{link_s:g} s", "--max-links", "12",
-            "--policy", f"every {save_s:g} s", "--set", f"level={level}", "--", *command,
+            "--policy", f"every {save_s:g} s", "--set", f"level={level}", *more, "--", *command,
         ]  # fmt: skip
         with (self.place / "said").open("wb") as said:
             self._child = subprocess.Popen(

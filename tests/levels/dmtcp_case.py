@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hpc_ckpt.levels.base import Moment, Start, Work
 from hpc_ckpt.levels.dmtcp import Dmtcp
 from hpc_ckpt.levels.program import Program
 from hpc_ckpt.levels.restarts import Restart, Restarts
-from hpc_ckpt.rundir import RunDir, prepare
+from hpc_ckpt.making import prepare
+from hpc_ckpt.rundir import RunDir
 
 LONG_S = 60.0
 
@@ -92,3 +95,38 @@ class Lone:
             self.program.end()
         self.level.close()
         shutil.rmtree(self.place / f"scratch-{self._links}", ignore_errors=True)
+
+
+class Synced:
+    """What was synced, and when a restart got its name."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._told: list[str] = []
+        fsync, rename = os.fsync, Path.rename
+
+        def noted(descriptor: int) -> None:
+            fsync(descriptor)
+            self._told.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+        def named(path: Path, target: str | os.PathLike[str]) -> Path:
+            found = rename(path, target)
+            # Inside of a directory that has its name now, as it was called before.
+            self._told.append(f"{path} → {target}")
+            return found
+
+        patch.setattr(os, "fsync", noted)
+        patch.setattr(Path, "rename", named)
+
+    def check(self, restart: Restart) -> None:
+        final = restart.path.parent
+        at = next(n for n, told in enumerate(self._told) if told.endswith(f" → {final}"))
+        draft = Path(self._told[at].partition(" → ")[0])
+        before = self._told[:at]
+        found = [path for path in restart.path.rglob("*") if not path.is_symlink()]
+        everything = {draft / path.relative_to(final) for path in found}
+        assert everything
+        assert [] == sorted(str(path) for path in everything if str(path) not in before)
+        assert str(draft / "files") in before
+        manifest = [n for n, told in enumerate(before) if "MANIFEST" in told]
+        assert manifest and manifest[0] > max(before.index(str(path)) for path in everything)
+        assert str(final.parent) in self._told[at:]

@@ -185,8 +185,9 @@ def launch(words: list[str]) -> None:
         time.sleep(3)
     if MODE == "launch-never":
         time.sleep(1000)
-    last = "--modify-env" if "--modify-env" in words else "--quiet"
-    become(words, value(words, "--ckptdir"), words[words.index(last) + 1 :])
+    images = value(words, "--ckptdir")
+    last = next((w for w in ("--modify-env", "--quiet") if w in words), images)
+    become(words, images, words[words.index(last) + 1 :])
 
 
 def restart(words: list[str]) -> None:

@@ -109,7 +109,7 @@ rule square:
         "echo {wildcards.n} >> tried.txt; echo half > {output}; sleep 1; "
         "echo $(( {wildcards.n} * {wildcards.n} )) > {output}"
 rule gather:
-    input: expand("part/{n}.txt", n=range(6))
+    input: expand("part/{n}.txt", n=range(12))
     output: "squares.txt"
     shell: "cat {input} > {output}"
 """

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -22,13 +23,16 @@ from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog, read
 from hpc_ckpt.levels import collecting
 from hpc_ckpt.levels.application import Application
-from hpc_ckpt.levels.base import Moment, NothingNew, SaveFailed, Work
+from hpc_ckpt.levels.base import Level, Moment, NothingNew, SaveFailed, Work
+from hpc_ckpt.levels.ingredients import Number
+from hpc_ckpt.levels.plain import Plain
 from hpc_ckpt.levels.program import Program
 from hpc_ckpt.levels.recipe import load_recipes, recipe_of
-from hpc_ckpt.levels.restarts import Restarts
+from hpc_ckpt.levels.restarts import Restart, Restarts, Staging
 from hpc_ckpt.levels.stewardship import Steward
+from hpc_ckpt.making import prepare
 from hpc_ckpt.policy.interval import EveryTime
-from hpc_ckpt.rundir import ENV_DEADLINE, Result, RunDir, prepare
+from hpc_ckpt.rundir import ENV_DEADLINE, Result, RunDir
 from hpc_ckpt.settings import Settings
 
 SHIPPED = load_recipes(Path("/nowhere"), {})
@@ -75,6 +79,7 @@ class Case:
         self,
         level: Application,
         *argv: str,
+        others: tuple[Level, ...] = (),
         notice_s: float | None = None,
         interval_s: float = 600.0,
         deadline_s: float | None = None,
@@ -89,7 +94,7 @@ class Case:
             work = replace(work, environ={**os.environ, ENV_DEADLINE: path})
         log = EventLog(self.rundir.events_file(self.generation, "here"))
         settings = Settings(policy=EveryTime(interval_s))
-        steward = Steward(self.rundir, self.generation, work, [level], settings, log)
+        steward = Steward(self.rundir, self.generation, work, [level, *others], settings, log)
         if notice_s is not None:
             tell = threading.Timer(
                 notice_s, lambda: self.rundir.give_notice(self.generation, "test")
@@ -100,9 +105,11 @@ class Case:
         finally:
             log.close()
 
+    def records(self) -> list[dict[str, Any]]:
+        return list(read(self.rundir.events_file(self.generation, "here")))
+
     def events(self) -> list[str]:
-        path = self.rundir.events_file(self.generation, "here")
-        return [record["event"] for record in read(path)]
+        return [record["event"] for record in self.records()]
 
     def said(self) -> str:
         outcome = self.rundir.outcome(self.generation)
@@ -111,6 +118,13 @@ class Case:
 
     def result(self) -> str:
         return (self.cwd / "result.dat").read_text()
+
+
+@pytest.fixture(autouse=True)
+def _any_command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link is given another command here, in place of a program that does something else then."""
+    if "another_command" not in request.node.name:
+        monkeypatch.setattr(Restarts, "of_another", lambda *_: None)
 
 
 @pytest.fixture
@@ -153,6 +167,36 @@ def test_the_deadline_saves_in_time(case: Case, count: Path) -> None:
     assert EXIT_SAVED == case.link(level, str(count), "100000", "1000", deadline_s=3.0)
     assert case.said().startswith("deadline:")
     assert time.time() < (case.rundir.deadline(case.generation) or 0.0)
+
+
+def test_what_storing_took_moves_the_moment_and_the_limit_of_the_next_link(
+    case: Case, count: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of many gigabytes: copied and digested after the program has written them."""
+    commit = Staging.commit
+
+    def slow(self: Staging, **how: Any) -> Restart:
+        time.sleep(2.0)
+        return commit(self, **how)
+
+    monkeypatch.setattr(Staging, "commit", slow)
+    again = f"echo {{seconds_left}} > told; exec {count} 1000000 1000"
+    level = case.level(GENERIC, save={"lead": "1s"}, resume={"command": ["bash", "-c", again]})
+    assert EXIT_SAVED == case.link(level, str(count), "1000000", "1000", notice_s=0.8)
+    assert EXIT_SAVED == case.link(level, str(count), "1000000", "1000", deadline_s=14.0)
+    assert float(case.said().split()[1]) >= 1 + 3.0
+    assert int((case.cwd / "told").read_text()) <= 14 - 0.5 - 3.0
+    assert time.time() < (case.rundir.deadline(case.generation) or 0.0)
+
+
+def test_a_program_that_cannot_be_run_on_a_node_has_no_bad_files(case: Case) -> None:
+    """Its restarts are not passed over one by one, and the level is not given up."""
+    recipe = {"name": "t", "restart": "r", "complete": {"file": "out"}}
+    level = case.level(recipe)
+    assert EXIT_SAVED == case.link(level, "bash", "-c", "echo 1 > r")
+    assert EXIT_FAILED == case.link(level, "bash", "-c", "no-such-program")
+    assert "cannot be run on this node" in case.said()
+    assert EXIT_COMPLETE == case.link(level, "bash", "-c", "cp r out")
 
 
 def test_whole_commands_for_the_first_and_for_later_links(case: Case) -> None:
@@ -231,10 +275,11 @@ def test_a_chain_by_the_command_line_survives_a_kill(count: Path, tmp_path: Path
         ({"step": {"command": "cat log", "regex": r"= (\d+)"},
           "target": {"file": "stale", "regex": r"(\d+)"}}, "echo = 5 > log", True),
         ({"step": {"count": "r*"}, "target": 3}, "touch r1 r2 r3", True),
-        ([{"file": "out"}, {"exit_code": 0}], "true", True),
+        ([{"file": "out"}, {"exit_code": 0}], "true", None),
     ],
 )  # fmt: skip
-def test_completion(case: Case, test: Any, script: str, complete: bool) -> None:
+def test_completion(case: Case, test: Any, script: str, complete: bool | None) -> None:
+    """None: by the exit code alone."""
     (case.cwd / "stale").write_text("DONE 5\n")
     level = case.level({"name": "t", "restart": "none", "complete": test})
     work = case.work("bash", "-c", script)
@@ -294,6 +339,9 @@ NORMAL, ERROR = " Normal termination of Gaussian 16\n", " Error termination via 
         ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(""), 0, True),
         ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(""), 1, False),
         ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(LIMIT) + LAMMPS_LOG.format(""), 0, True),
+        ("lmp -in in.log", "prod.log", LAMMPS_LOG.format(""), 0, True),
+        ("lmp -in in.log -log x", "prod.log", LAMMPS_LOG.format(""), 0, True),
+        ("lmp -in in.log", "equil.log", LAMMPS_LOG.format(""), 0, False),
         ("g16 mol.com", "mol.log", NORMAL + ERROR, 1, False),
         ("g16 mol.com", "mol.log", NORMAL + ERROR, 0, False),
         ("g16 mol.com", "mol.log", NORMAL, 0, True),
@@ -303,6 +351,7 @@ def test_the_end_by_the_logs_of_programs(
     case: Case, command: str, log: str, text: str, code: int, complete: bool
 ) -> None:
     (case.cwd / "in.lj").write_text("restart 9 ck.a ck.b\nrun 500 upto\nrun 200000 upto\n")
+    (case.cwd / "in.log").write_text("log equil.log\nrestart 9 ck.a ck.b\nlog prod.log # here\n")
     (case.cwd / "mol.com").write_text("%chk=mol\n# opt\n")
     level = Application(recipe_of("lammps" if "lmp" in command else "gaussian", SHIPPED, case.cwd))
     work = case.work(*command.split())
@@ -388,6 +437,36 @@ def opened(case: Case, **change: Any) -> Application:
     level = case.level(recipe)
     level.first(case.work("sleep", "60"))
     return level
+
+
+@pytest.mark.parametrize("regex", ["step", "(s)t(e)p"])
+def test_a_number_that_cannot_be_read_is_not_known_and_ends_no_program(
+    case: Case, regex: str
+) -> None:
+    (case.cwd / "a.rst").write_text("step 5")
+    level = opened(case)
+    assert None is level._evidence.number(Number(file="a.rst", regex=regex))
+    assert None is level._evidence.number(Number(name=regex), case.cwd / "step")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("ck/{epoch}.keras", "7.keras"),
+        ("ck/resnet50_{epoch:03d}.keras", "resnet50_007.keras"),
+        ("ck/v2+{epoch:02d}-{val_loss:.2f}.weights.h5", "v2+07-0.25.weights.h5"),
+        ("ck/m_{val_loss:.2f}_{epoch:02d}.keras", "m_0.25_07.keras"),
+    ],
+)
+def test_an_epoch_of_keras_is_read_where_the_pattern_has_it(
+    case: Case, pattern: str, name: str
+) -> None:
+    (case.cwd / "train.py").write_text(f'keras.ModelCheckpoint("{pattern}"); load_model(x)\n')
+    recipe = recipe_of("keras", SHIPPED, case.cwd)
+    level = Application(recipe)
+    level.first(case.work("python", "train.py"))
+    assert recipe.progress is not None
+    assert 7 == level._evidence.number(recipe.progress, case.cwd / name)
 
 
 def collect(level: Application, into: Path) -> list[str]:
@@ -575,6 +654,67 @@ def test_a_script_is_asked_by_its_own_name(case: Case) -> None:
     case.link(case.level(recipe), "bash", "-c", "./flow; echo $? > code", notice_s=1.0)
     assert "0\n" == (case.cwd / "code").read_text()
     assert "1" == (case.cwd / "e.rst").read_text()
+
+
+SRUN = """#!/bin/bash
+# As srun: what it starts is no child of it, and TERM to itself kills what it has started.
+trap 'touch srun-was-told; kill -9 "$task"; exit 143' TERM
+mkfifo pause; exec 3<>pause
+setsid -f bash -c 'echo $$ > task; exec "$0" "$@"' "$@"
+until [ -s task ]; do read -rt 0.05 -u 3; done
+read -r task < task
+while kill -0 "$task" 2>/dev/null; do read -rt 0.05 -u 3; done
+"""
+TASK = f"""#!{sys.executable}
+import signal, sys, time
+def save(*_):
+    open('e.rst', 'w').write('1')
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open('ready', 'w').write('1')
+time.sleep(60)
+"""
+BY_TERM = {
+    "name": "t",
+    "recognise": {"programs": ["flow"]},
+    "restart": "e.rst",
+    "save": {"signal": "TERM", "stops": "true", "lead": "6s"},
+    "complete": {"file": "out"},
+}
+
+
+def behind_srun(case: Case, monkeypatch: pytest.MonkeyPatch, jobs: tuple[str, str]) -> float:
+    """How long a notice took; the jobs of the steward and of the task."""
+    for name, text in (("srun", SRUN), ("flow", TASK)):
+        (case.cwd / name).write_text(text)
+        (case.cwd / name).chmod(0o755)
+    monkeypatch.setenv("SLURM_JOB_ID", jobs[0])
+    case.link(
+        case.level(BY_TERM), "./srun", "env", f"SLURM_JOB_ID={jobs[1]}", "./flow", notice_s=1.5
+    )
+    ended = next(r["time"] for r in case.records() if r["event"] == "ended")
+    return float(ended) - next(r["time"] for r in case.records() if r["event"] == "stopping")
+
+
+def test_a_task_of_srun_is_asked_itself_and_srun_is_not(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no descendant of srun, which turns TERM into KILL."""
+    assert behind_srun(case, monkeypatch, ("47", "47")) < 5.9
+    assert not (case.cwd / "srun-was-told").exists()
+    assert 1 == len(case.restarts.keys())
+
+
+def test_a_task_of_srun_that_nobody_here_can_ask_is_waited_for_no_longer_than_its_lead(
+    case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On other nodes; and a task of another job on this one is not ours to signal."""
+    assert 5.9 <= behind_srun(case, monkeypatch, ("47", "48")) < 20
+    task = int((case.cwd / "task").read_text())
+    os.kill(task, signal.SIGKILL)
+    assert not (case.cwd / "srun-was-told").exists()
+    assert not (case.cwd / "e.rst").exists()
+    assert "no SIGTERM reaches the program" in caplog.text
 
 
 def test_what_is_not_copied_is_only_noted(case: Case) -> None:
@@ -773,3 +913,60 @@ def test_a_program_that_refuses_its_file_gets_the_one_before(case: Case) -> None
     code = case.link(case.level(recipe), "bash", "-c", "grep -q good r || exit 9; echo 1 > out")
     assert EXIT_COMPLETE == code
     assert Result.COMPLETE is getattr(case.rundir.outcome(case.generation), "outcome", None)
+
+
+SOLVER = """
+[ -e licence ] || exit 1
+step=$(sed -n 's/step //p' state 2>/dev/null || true)
+echo "step $((step + 1))
+end" > state
+[ "$step" != 3 ] || echo 1 > out
+"""
+SOLVES: dict[str, Any] = {
+    "name": "solver",
+    "restart": "state",
+    "progress": {"file": "{restart}", "regex": r"step (\d+)"},
+    "complete": {"file": "out"},
+    "sane": {"ends": r"end\n"},
+}
+
+
+@pytest.mark.parametrize("others", [(), (Plain(),)], ids=["named", "chosen"])
+@pytest.mark.parametrize("unsaved", [False, True])
+def test_a_licence_that_is_away_at_the_first_resume_costs_a_link_and_nothing_else(
+    case: Case, others: tuple[Level, ...], unsaved: bool
+) -> None:
+    """The level is kept, the newest files lie in place, and the next link goes on from them."""
+    (case.cwd / "licence").touch()
+    solver = ("bash", "-c", SOLVER)
+    for seconds in (1, 2):
+        step = f"printf 'step {seconds}\nend\n' > state; touch -d @{seconds} state"
+        assert EXIT_SAVED == case.link(case.level(SOLVES), "bash", "-c", step, others=others)
+    if unsaved:
+        (case.cwd / "state").write_text("step 3\nend\n")
+    before = (case.cwd / "state").read_text()
+    (case.cwd / "licence").unlink()
+    for _ in range(2):
+        assert EXIT_FAILED == case.link(case.level(SOLVES), *solver, others=others)
+        assert "resume the chain" in case.said()
+        assert "started_fresh" not in case.events()
+        assert before == (case.cwd / "state").read_text()
+    assert "failed" not in json.loads(case.rundir.levels_file.read_text())
+    (case.cwd / "licence").touch()
+    code = case.link(case.level(SOLVES), *solver, others=others)
+    assert (EXIT_COMPLETE if unsaved else EXIT_SAVED) == code
+    assert f"step {4 if unsaved else 3}\nend\n" == (case.cwd / "state").read_text()
+
+
+def test_a_recipe_that_knows_only_the_exit_code_completes_nothing_once_asked_to_end(
+    case: Case,
+) -> None:
+    """R, Octave, Keras: nobody asks them, but Slurm may signal them like every other process."""
+    recipe = {"name": "own", "recognise": {"programs": ["python*"]}, "restart": "state"}
+    level = case.level({**recipe, "complete": {"exit_code": 0}})
+    code = "import time; open('state', 'w').write('7'); time.sleep(1.5)"
+    told = case.link(level, sys.executable, "-c", code, notice_s=0.1)
+    assert (EXIT_SAVED, None) == (told, case.rundir.done())
+    assert EXIT_COMPLETE == case.link(level, sys.executable, "-c", code)
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None and outcome.by_code

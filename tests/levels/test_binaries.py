@@ -74,6 +74,10 @@ def test_scripts_shells_and_env_lead_to_programs(tmp_path: Path) -> None:
 def test_a_python_text_is_not_read_as_a_shells() -> None:
     assert launcher_in([sys.executable, "-c", "srun = 1"]) is None
     assert "srun" == launcher_in(["bash", "-lc", "srun ./a"])
+    assert "mpirun" == launcher_in(["env", "A=1", "bash", "-c", "mpirun ./a"])
+    assert "mpirun" == launcher_in(["nice", "-n", "5", "bash", "-o", "pipefail", "-c", "mpirun a"])
+    assert "mpirun" == launcher_in(["bash", "-euo", "pipefail", "-c", "mpirun a"])
+    assert "mpirun" == launcher_in(["bash", "--rcfile", "x", "-c", "mpirun a"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -26,8 +27,9 @@ from hpc_ckpt.levels.criu_tool import Tool, find, kernel_version
 from hpc_ckpt.levels.restarts import Restarts
 from hpc_ckpt.levels.sockets import Tcp
 from hpc_ckpt.levels.stewardship import Steward
+from hpc_ckpt.making import prepare
 from hpc_ckpt.policy.interval import EveryTime
-from hpc_ckpt.rundir import RunDir, prepare
+from hpc_ckpt.rundir import RunDir
 from hpc_ckpt.settings import Settings
 
 WITHOUT = ["setpriv", "--bounding-set=-sys_admin,-checkpoint_restore"]
@@ -75,6 +77,39 @@ def test_a_criu_whose_first_save_fails_gives_way(tmp_path: Path, criu: Path) -> 
         chain.close()
     assert {"1": "criu", "2": "plain"} == chain.levels()["chosen"]
     assert "criu dump: exit code 1" in chain.levels()["failed"]["criu"]
+
+
+FULL = """#!/bin/bash
+if [ "$1" = dump ] && [ ! -e {place}/room ]; then
+    while [ $# -gt 0 ]; do
+        case "$1" in --work-dir) place=$2 ;; --log-file) log=$2 ;; esac
+        shift
+    done
+    echo "(00.1) Error (criu/image.c:1): Can't write: No space left on device" >"$place/$log"
+    exit 1
+fi
+exec {criu}/criu "$@"
+"""
+
+
+def test_a_criu_without_space_is_told_tried_again_and_kept(tmp_path: Path, criu: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    wrapper = tmp_path / "bin" / "criu"
+    wrapper.write_text(FULL.format(criu=criu, place=tmp_path))
+    wrapper.chmod(0o755)
+    chain = LocalChain(tmp_path, wrapper.parent)
+    try:
+        chain.start(write_program(tmp_path, "c", 160), link_s=60, save_s=0.5)
+        chain.wait_for(lambda: len(chain.events("save.failed")) >= 2)
+        (tmp_path / "room").touch()
+        chain.wait_for(lambda: chain.events("save.committed"))
+        chain.rundir.give_notice(1, "test")
+        assert 0 == chain.finish(), chain.story()
+    finally:
+        chain.close()
+    assert {"1": "criu", "2": "criu"} == chain.levels()["chosen"]
+    assert "failed" not in chain.levels()
+    assert "No space left on device" in chain.rundir.log_file(1).read_text()
 
 
 TCP_PY = """
@@ -200,6 +235,22 @@ def test_what_a_killed_link_took_away_is_put_back_first(links: Links) -> None:
     assert 120 == (links.place / "result").read_text().count("\n")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can only be mounted by root")
+def test_a_disk_that_is_really_full_is_no_reason_to_give_criu_up(links: Links) -> None:
+    command = write_program(links.place, "c", 80)
+    small = links.restarts.place
+    small.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", small], check=True)
+    try:
+        assert EXIT_SAVED == links.run(command, notice=True)
+        assert "nothing could be saved: criu dump" in links.said
+    finally:
+        subprocess.run(["umount", small], check=True)
+    assert EXIT_SAVED == links.run(command, notice=True)
+    assert 1 == len(links.restarts.keys())
+    assert EXIT_COMPLETE == links.run(command)
+
+
 class taken:
     """A process with that id."""
 
@@ -230,7 +281,9 @@ def test_what_was_saved_with_ids_of_its_own_needs_them(
     assert facts(links)["namespace"] is True
     monkeypatch.setattr(room, "may_make_namespaces", lambda: False)
     assert EXIT_FAILED == links.run(command)
-    assert "process ids of its own" in links.rundir.levels_file.read_text()
+    outcome = links.rundir.outcome(2)
+    assert outcome is not None and "process ids of its own" in outcome.reason
+    assert "failed" not in links.rundir.levels_file.read_text()  # another node may give them
 
 
 def test_a_file_written_in_place_is_put_back(links: Links) -> None:

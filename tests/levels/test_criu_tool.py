@@ -7,7 +7,7 @@ import pytest
 
 from hpc_ckpt.levels import criu_tool
 from hpc_ckpt.levels.base import Work
-from hpc_ckpt.levels.criu_tool import Tool, find, read_version, reason_in
+from hpc_ckpt.levels.criu_tool import Tool, find, read_version, reason_in, refused_by_storage
 from hpc_ckpt.levels.sockets import Tcp, judge
 
 NEW = Tool("/opt/criu", (4, 2, 1))
@@ -41,6 +41,16 @@ def test_one_that_is_not_there_is_said_so(tmp_path: Path) -> None:
 def test_what_can_be_used_is_found(tmp_path: Path) -> None:
     tool = stand_in(tmp_path)
     assert Tool(tool["path"], (4, 1, 1)) == find(tool, work())
+
+
+@pytest.mark.usefixtures("root")
+def test_one_named_from_here_is_called_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save enters the program's name space, where the working directory is another."""
+    tool = stand_in(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert Tool(tool["path"], (4, 1, 1)) == find({"path": "./criu"}, work())
 
 
 def test_an_old_one_is_refused(tmp_path: Path) -> None:
@@ -170,3 +180,19 @@ def test_the_reason_is_the_first_error_that_matters() -> None:
     assert "process id 6428 is taken by another process on this node" == reason_in(TAKEN)
     assert "File tmp/out.txt has bad size 10 (expect 8)" == reason_in(SIZE)
     assert reason_in(TAKEN.splitlines()[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ("(00.02) Error (criu/image.c:9): Can't write header: No space left on device", True),
+        ("(00.02) Error (criu/bfd.c:3): Error flushing image: Disk quota exceeded", True),
+        ("hpc-ckpt: /run/copies/1 No space left on device", True),
+        ("(00.02) Warn  (criu/kdat.c:1): cache: Read-only file system", False),
+        ("(00.02) Error (criu/mem.c:1): Can't read pages: Input/output error", False),
+        ("(00.02) Error (criu/sk-inet.c:1): Connected TCP socket", False),
+    ],
+)
+def test_storage_that_does_not_take_a_dump_is_told_apart(said: str, refused: bool) -> None:
+    """Only that says nothing against CRIU."""
+    assert refused is refused_by_storage(f"(00.01) Dumping\n{said}\n")

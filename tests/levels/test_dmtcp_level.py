@@ -6,23 +6,29 @@ What DMTCP itself does is shown in test_dmtcp_real.py, where it is installed.
 import itertools
 import json
 import os
+import platform
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import dmtcp_stand_in
 import pytest
-from dmtcp_case import Lone
+from dmtcp_case import Lone, Synced
 from test_steward import Case
 
-from hpc_ckpt import lease
-from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
+from hpc_ckpt import lease, resources
+from hpc_ckpt.chain.layers import load
+from hpc_ckpt.chain.planning import make_plan
+from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED, SpecError
 from hpc_ckpt.events import EventLog
 from hpc_ckpt.levels import dmtcp as room
-from hpc_ckpt.levels import dmtcp_control
+from hpc_ckpt.levels import dmtcp_control, dmtcp_coordinator
 from hpc_ckpt.levels.base import (
     Moment,
     NothingNew,
@@ -31,6 +37,7 @@ from hpc_ckpt.levels.base import (
     SaveFailed,
     StartFailed,
     Work,
+    passes,
 )
 from hpc_ckpt.levels.choose import choose
 from hpc_ckpt.levels.dmtcp import Dmtcp
@@ -42,7 +49,7 @@ from hpc_ckpt.levels.dmtcp_tool import (
     find_tool,
 )
 from hpc_ckpt.levels.footprint import image_bytes, missing_features
-from hpc_ckpt.levels.plain import Plain
+from hpc_ckpt.levels.plain import WARNING, Plain
 from hpc_ckpt.levels.stewardship import Steward
 from hpc_ckpt.policy.interval import EveryTime
 from hpc_ckpt.rundir import Result
@@ -144,6 +151,43 @@ def test_mpi_is_a_reason(place: Path, argv: tuple[str, ...]) -> None:
     assert "MPI" in (Dmtcp({"path": str(place)}).probe(work(*argv)) or "")
 
 
+def test_mpirun_is_taken_if_it_is_asked_for(place: Path) -> None:
+    """By the script, which has mpirun under DMTCP too; not unasked, and not what srun starts."""
+    tools = {"dmtcp": {"path": str(place)}}
+    mpirun, srun = work("mpirun", "-np", "2", "./a"), work("srun", "./a")
+    choice = choose(mpirun, "dmtcp", tools=tools)
+    assert ("dmtcp", ()) == (choice.chosen, choice.entries)
+    *before, script = choice.before
+    assert ["env", f"DMTCP_BIN={place}", "INTERVAL=600", "bash"] == before
+    assert Path(script).name == "dmtcp.sh" and Path(script).is_file()
+    assert () == choose(mpirun, tools=tools).before
+    assert () == choose(srun, "dmtcp", tools=tools).before
+    with pytest.raises(SpecError, match="no dmtcp_launch"):
+        choose(mpirun, "dmtcp", tools={"dmtcp": {"path": "/nowhere"}})
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "said"),
+    [
+        ("every 7 min", ["INTERVAL=420"], "a checkpoint every 7m"),
+        ("every 1.5 s", ["INTERVAL=2"], "a checkpoint every 2s"),
+        ("auto", ["INTERVAL=600"], "a checkpoint every 10m"),
+        ("every 500 steps", [], "a checkpoint every 30m: it counts no steps"),
+    ],
+)
+def test_mpirun_is_saved_as_often_as_the_policy_says(
+    place: Path, tmp_path: Path, policy: str, given: list[str], said: str
+) -> None:
+    (tmp_path / "lab.yaml").write_text(f"cluster: lab\ntools: {{dmtcp: {{path: {place}}}}}\n")
+    command = ["mpirun", "-np", "2", "./a"]
+    spec = {"command": command, "level": "dmtcp", "checkpoint": {"policy": policy}}
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    loaded = load(spec, profile=str(tmp_path / "lab.yaml"), cwd=tmp_path, environ=environ)
+    level = make_plan(loaded, cwd=tmp_path, environ=environ).level
+    assert given == [word for word in level.before if word.startswith("INTERVAL=")]
+    assert "bash" == level.before[-2] and level.why.endswith(said)
+
+
 def test_a_program_that_is_not_there_is_a_reason(place: Path) -> None:
     assert "no such program" in (Dmtcp({"path": str(place)}).probe(work("./a")) or "")
 
@@ -163,6 +207,39 @@ def test_what_is_found_on_the_path_is_named_for_the_node(
     profile = {"dmtcp": {"module": "dmtcp/3.0"}}
     (first, *_) = choose(work(*SLEEP), tools=profile).entries
     assert profile["dmtcp"] == first["tool"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "gpus", "why"),
+    [
+        (SLEEP, 1, "GPUs are asked for"),
+        (("srun", "./a"), 0, "starts processes elsewhere"),
+        (("mpirun", "./a"), 0, "starts processes elsewhere"),
+        (("./deaf",), 0, "setuid"),
+    ],
+)
+def test_a_module_of_the_profile_brings_the_tool_and_nothing_else(
+    tmp_path: Path, argv: tuple[str, ...], gpus: int, why: str
+) -> None:
+    """Whatever the module brings, DMTCP cannot save these: said now, not on the node."""
+    (tmp_path / "deaf").write_bytes(b"\x7fELF")
+    (tmp_path / "deaf").chmod(0o4755)
+    this = Work(argv=argv, cwd=tmp_path, environ={"PATH": "/usr/bin:/bin"}, gpus=gpus)
+    choice = choose(this, tools={"dmtcp": {"module": "dmtcp/3.0"}})
+    assert "dmtcp" not in [entry["name"] for entry in choice.entries]
+    assert why in dict(choice.rejected)["dmtcp"]
+    assert choice.entries or choice.warning == WARNING
+
+
+@pytest.mark.parametrize("name", ["dmtcp", "criu"])
+def test_a_tool_that_only_a_module_brings_is_left_to_the_node(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_ckpt.levels.criu_tool._PLACES", ())
+    this = replace(work("/bin/sleep", "9"), environ={"PATH": "/nowhere"})
+    choice = choose(this, tools={name: {"module": "m/1.0"}})
+    assert [name, "plain"] == [entry["name"] for entry in choice.entries]
+    assert "PATH" in dict(choice.rejected)[name]
 
 
 # ── command lines ─────────────────────────────────────────────────────────────────────────
@@ -332,6 +409,30 @@ def test_too_little_space_is_found_before_the_program_dies_of_it(
     assert lone.save().size > 0
 
 
+def test_images_are_on_the_disk_before_they_count(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DMTCP itself syncs none that is not compressed: each file, each directory, the manifest
+    last, and only then the name."""
+    lone.first(*SLEEP)
+    synced = Synced(monkeypatch)
+    restart = lone.save(last=True)
+    synced.check(restart)
+
+
+def test_a_disk_that_filled_up_during_the_save_is_not_dmtcps_fault(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was space when it was looked at; the program has died of it."""
+    lone.environ["STAND_IN"] = "checkpoint-kills"
+    lone.first(*SLEEP)
+    answers = iter((None, "1 GiB are needed, 0 are free"))
+    monkeypatch.setattr(room, "check_storage", lambda *_: next(answers))
+    with pytest.raises(SaveFailed, match=r"died \(code 99.*0 are free") as caught:
+        lone.save()
+    assert passes(caught.value)
+
+
 def test_a_program_that_has_ended_has_nothing_new(lone: Lone) -> None:
     lone.first("/bin/true")
     assert 0 == lone.code()
@@ -340,6 +441,24 @@ def test_a_program_that_has_ended_has_nothing_new(lone: Lone) -> None:
 
 
 # ── restarts ──────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_restart_is_at_the_same_addresses_where_that_is_allowed(
+    lone: Lone, allowed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sandbox may forbid it: then with a warning, not at all."""
+    setarch = lone.place / "bin-of-the-system" / "setarch"
+    setarch.parent.mkdir()
+    setarch.write_text(f'#!/bin/sh\n{"shift 2; exec" if allowed else "exit 1 #"} "$@"\n')
+    setarch.chmod(0o755)
+    lone.environ["PATH"] = f"{setarch.parent}:{lone.environ['PATH']}"
+    lone.first(*SLEEP)
+    restart = lone.save(last=True)
+    start = lone.level.resume(lone.work(), restart.path, restart.facts)
+    before = ["setarch", platform.machine(), "-R"] if allowed else []
+    assert [*before, "dmtcp_restart"] == [Path(w).name for w in start.argv[: len(before) + 1]]
+    assert allowed == ("setarch -R does not work here" not in caplog.text)
+
+
 @pytest.mark.parametrize(
     ("mode", "why"), [("restart-99", "code 99"), ("restart-spins", "no process of it runs")]
 )
@@ -486,6 +605,47 @@ def test_a_notice_saves_and_the_next_link_restarts(case: Case, place: Path) -> N
     assert case.restarts.keys()[-1] > key
 
 
+def test_a_coordinator_that_does_not_come_up_condemns_no_restart(
+    case: Case, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy node, slow storage: the next link goes on from where this one could not."""
+    steward = link(case, place, "", *SLEEP)
+    case.notice_after(0.8)
+    assert EXIT_SAVED == steward.run()
+    before = case.restarts.keys()
+    monkeypatch.setattr(dmtcp_coordinator, "START_S", 0.5)
+    assert EXIT_FAILED == link(case, place, "no-port", *SLEEP).run()
+    assert "started_fresh" not in case.names()
+    monkeypatch.undo()
+    steward = link(case, place, "", *SLEEP)
+    case.notice_after(1.0)
+    assert EXIT_SAVED == steward.run()
+    assert "restored" in case.names()
+    assert before == case.restarts.keys()[:1]
+    assert "failed" not in json.loads(case.rundir.levels_file.read_text())
+
+
+def test_a_coordinator_is_given_as_long_as_a_client() -> None:
+    assert dmtcp_coordinator.START_S == dmtcp_control.CONNECT_S
+
+
+def test_a_link_on_a_full_disk_leaves_the_level_to_the_next(
+    case: Case, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was saved in a whole link, and that says nothing of DMTCP."""
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "image_bytes", lambda pid: 2**60)
+        steward = link(case, place, "", *SLEEP)
+        case.rundir.write_deadline(case.generation, time.time() + 3.0)
+        assert EXIT_SAVED == steward.run()
+    assert [] == case.restarts.keys()
+    steward = link(case, place, "", *SLEEP)
+    case.notice_after(0.8)
+    assert EXIT_SAVED == steward.run()
+    assert "dmtcp" == json.loads(case.rundir.levels_file.read_text())["chosen"]["2"]
+    assert 1 == len(case.restarts.keys())
+
+
 @pytest.mark.parametrize("mode", ["launch-slow", "launch-never", "hangs", "full"])
 def test_a_first_save_without_time_or_space_is_not_the_levels_fault(
     case: Case, place: Path, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -517,3 +677,54 @@ def test_a_program_that_fails_by_itself_is_not_blamed_on_dmtcp(case: Case, place
     steward = link(case, place, "", sys.executable, "-c", "raise SystemExit(3)")
     assert EXIT_FAILED == steward.run()
     assert "failed" not in json.loads(case.rundir.levels_file.read_text())
+
+
+# ── the script for one's own jobs ─────────────────────────────────────────────────────────
+def job(place: Path, tools: Path, shims: Path | None = None) -> tuple[int, str]:
+    """One job of the script, told to end as soon as its program runs; its code and its words."""
+    began, notice = place / "began", place / "notice"
+    before = began.stat().st_size if began.exists() else 0
+    notice.unlink(missing_ok=True)
+    first = f"{tools}:" if shims is None else f"{shims}:{tools}:"
+    environ = {**os.environ, "PATH": first + os.environ["PATH"], "HPC_CKPT_NOTICE": str(notice)}
+    child = subprocess.Popen(
+        ["bash", str(resources.find("templates/dmtcp.sh")), "bash", "-c",
+         f"echo >> {began}; exec sleep 1000"],
+        cwd=place, env={**environ, "CKPT_DIR": "ck"}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 30
+    while child.poll() is None and time.monotonic() < until:
+        if began.exists() and began.stat().st_size > before:
+            break
+        time.sleep(0.05)
+    notice.touch()
+    said = child.communicate(timeout=60)[1]
+    return child.returncode, said
+
+
+def test_the_script_keeps_the_set_it_fell_back_to_until_another_is_sealed(
+    tmp_path: Path, place: Path
+) -> None:
+    """The newest is damaged, and the save of the job that went on from the older one fails."""
+    for _ in range(2):
+        assert EXIT_SAVED == job(tmp_path, place)[0]
+    home = tmp_path / "ck"
+    assert ("2", "1") == tuple((home / name).read_text().strip() for name in ("newest", "older"))
+    (image,) = (home / "2").glob("*.dmtcp")
+    image.write_bytes(b"")
+    shims = tmp_path / "shims"
+    shims.mkdir()
+    seal = shims / "sha256sum"
+    seal.write_text(f'#!/bin/bash\n[[ " $* " == *" -c "* ]] || exit 1\nexec {sha256sum()} "$@"\n')
+    seal.chmod(0o755)
+    code, said = job(tmp_path, place, shims)
+    assert (EXIT_FAILED, True) == (code, f"goes on from {home}/1" in said), said
+    code, said = job(tmp_path, place)
+    assert (EXIT_SAVED, True) == (code, f"goes on from {home}/1" in said), said
+    assert ("2", "1") == tuple((home / name).read_text().strip() for name in ("newest", "older"))
+
+
+def sha256sum() -> str:
+    found = shutil.which("sha256sum")
+    assert found is not None
+    return found

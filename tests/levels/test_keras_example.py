@@ -31,15 +31,17 @@ ENVIRONMENT = {**os.environ, "KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
 )
 def test_a_chain_of_the_keras_example_ends_with_the_same_loss(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
+    script = tmp_path / "train.py"  # with a number in the name that is no epoch
+    script.write_text(SCRIPT.read_text().replace("/{epoch}.keras", "/resnet50_{epoch:03d}.keras"))
     done = subprocess.run(
-        [sys.executable, SCRIPT, EPOCHS], cwd=tmp_path / "whole", env=ENVIRONMENT,
+        [sys.executable, script, EPOCHS], cwd=tmp_path / "whole", env=ENVIRONMENT,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     reference = LOSS.findall(done.stdout)
     place = tmp_path / "here"
     place.mkdir()
     spec = {
-        "command": [sys.executable, str(SCRIPT), EPOCHS],
+        "command": [sys.executable, str(script), EPOCHS],
         "root": "run",
         "chain": {"link_time": "3 min", "max_links": "5"},
         "checkpoint": {"policy": "every 1s"},
@@ -54,7 +56,7 @@ def test_a_chain_of_the_keras_example_ends_with_the_same_loss(tmp_path: Path) ->
         kill(place, "python", EPOCHS)
         for path in (place / "training_2").glob("*.keras"):
             cut(path)
-        shutil.copy(path, place / "training_2" / "900.keras")  # the one it was writing
+        shutil.copy(path, place / "training_2" / "resnet50_900.keras")  # the one it was writing
 
     striking = threading.Thread(target=strike)
     striking.start()
@@ -69,6 +71,8 @@ def test_a_chain_of_the_keras_example_ends_with_the_same_loss(tmp_path: Path) ->
     logs = "".join(p.read_text() for p in sorted((place / "run" / "logs").glob("link-*")))
     began = [int(epoch) for epoch in re.findall(r"goes on from epoch (\d+)", logs)]
     assert 0 == began[0] and began[-1] > 0
-    assert (place / "training_2" / "900.keras.aside").exists()
+    assert (place / "training_2" / "resnet50_900.keras.aside").exists()
     assert set(reference) >= set(LOSS.findall(logs))
+    steps = {key.step for key in sorted(store.keys())}
+    assert {50} != steps and steps <= set(range(5, 61, 5))
     assert reference[-1] == LOSS.findall(logs)[-1]

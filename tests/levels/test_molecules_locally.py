@@ -74,6 +74,31 @@ def test_gromacs_that_stops_by_its_own_clock_goes_on(tmp_path: Path) -> None:
     assert 120_000 == last_step(tmp_path / "prod.cpt")
 
 
+@pytest.mark.parametrize(
+    ("written", "options", "left"),
+    [
+        (1000, "-nsteps 120000", "prod.gro"),
+        (500_000, "-nsteps 120000", "prod.gro"),
+        (120_000, "-noappend", "prod.part0002.gro"),
+        (120_000, "-noappend -c out.pdb", "out.part0002.pdb"),
+        (120_000, "-c out.pdb", "out.pdb"),
+    ],
+)
+def test_gromacs_comes_to_the_end_that_its_options_say(
+    tmp_path: Path, written: int, options: str, left: str
+) -> None:
+    """Its first link stops by its own clock, with code 0. -nsteps outranks the .tpr, and mdrun
+    counts it anew in every link."""
+    require("gmx")
+    argon(tmp_path, written)
+    recipe = {"like": "gromacs", "save": {"lead": "2s"}, "first": {"set": ["-maxh 0.0007"]}}
+    command = f"gmx mdrun -deffnm prod -nt 1 {options} > out.txt 2>&1"
+    status = chain(tmp_path, command, "gromacs", "60s", recipe=recipe)
+    assert ["saved and left", "complete"] == [link["cause"] for link in status["links"]]
+    assert 120_000 == last_step(tmp_path / "prod.cpt")
+    assert (tmp_path / left).exists()
+
+
 def test_lammps_goes_on_exactly_after_limits_a_kill_and_a_truncated_file(tmp_path: Path) -> None:
     require("lmp")
     steps = 3 * STEPS  # more than one link can do, on a fast machine too
@@ -121,6 +146,20 @@ def test_what_was_written_after_the_last_save_is_not_lost(tmp_path: Path) -> Non
     assert "newer than what was saved, and whole" in logs(tmp_path)
     assert reference == thermo(logs(tmp_path))
     assert "complete" == status["state"]
+
+
+def test_a_log_that_the_script_names_tells_the_end_and_is_kept(tmp_path: Path) -> None:
+    require("lmp")
+    steps = 3 * STEPS  # not done before the first save on a fast machine
+    lennard_jones(tmp_path, steps)
+    script = tmp_path / "in.lj"
+    script.write_text("log prod.log\n" + script.read_text())
+    striking = at_first_restart(tmp_path, lambda: kill(tmp_path, "lmp", "in.lj"))
+    status = chain(tmp_path, "lmp -in in.lj", "lammps", "60s")
+    striking.join()
+    assert ["killed", "complete"] == [link["cause"] for link in status["links"]]
+    assert 0 in thermo((tmp_path / "prod.log.1").read_text())
+    assert steps in thermo((tmp_path / "prod.log").read_text())
 
 
 def test_a_link_of_lammps_killed_before_any_save_is_not_lost(tmp_path: Path) -> None:

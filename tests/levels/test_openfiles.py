@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_ckpt.levels import openfiles, rollback
-from hpc_ckpt.levels.base import ResumeFailed
+from hpc_ckpt.levels.base import NotHere, ResumeFailed
 from hpc_ckpt.levels.openfiles import record, written_by
 from hpc_ckpt.levels.rollback import roll_back
 
@@ -99,9 +99,29 @@ def test_a_file_that_lost_something_is_named(place: Path, what: str) -> None:
         (place / "b").unlink()
     else:
         os.truncate(place / "b", 3)
-    with pytest.raises(ResumeFailed, match=rf"{place}/b: .*{'gone' if what == 'gone' else 3}"):
+    said = rf"{place}/b: .*{'gone' if what == 'gone' else 3}"
+    with pytest.raises(ResumeFailed, match=said) as failure:
         roll_back(restart, rollback.read(restart), place / "kept")
+    assert not isinstance(failure.value, NotHere)
     assert "fourmore" == (place / "a").read_text()
+
+
+@pytest.mark.parametrize("mount_point", [True, False])
+def test_a_file_whose_directory_is_away_too_says_nothing_of_the_restart(
+    place: Path, mount_point: bool
+) -> None:
+    """Storage that is not mounted on this node."""
+    away = place / "scratch"
+    away.mkdir()
+    with (away / "out").open("a") as stream:
+        stream.write("four")
+        stream.flush()
+        restart = save(place)
+    away.rename(place / "elsewhere")
+    if mount_point:
+        away.mkdir()
+    with pytest.raises(NotHere, match=r"out: .*gone"):
+        roll_back(restart, rollback.read(restart), place / "kept")
 
 
 def test_what_is_put_back_may_be_gone(place: Path) -> None:

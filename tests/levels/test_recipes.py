@@ -247,7 +247,10 @@ def test_lines_for_pw_go_to_the_end_of_the_first_namelist(tmp_path: Path, text: 
 def test_a_recipe_that_was_not_run_has_to_be_named(tmp_path: Path) -> None:
     this = work(tmp_path, "mpirun", "vasp_std")
     assert None is matching(SHIPPED.values(), this)
-    said = "recipe vasp knows this command but was not run here: name it with recipe: vasp"
+    said = (
+        "recipe vasp knows this command but was not run here: name it with recipe: vasp, after "
+        "hpc-ckpt rehearse --recipe vasp -- CMD"
+    )
     choice = choose(this, recipes=SHIPPED.values())
     assert "vasp" not in [entry["name"] for entry in choice.entries]
     assert said == dict(choice.rejected)["application"]
@@ -307,6 +310,10 @@ def test_others_files_in_a_project_are_passed_over(tmp_path: Path) -> None:
         ({"resume": {"set": ["-c"]}}, "write an option and its value"),
         ({"resume": {"append": ["'"]}}, "No closing quotation"),
         ({"progress": {"file": "x", "regex": "("}}, "progress: regex: not a regular expression"),
+        ({"progress": {"file": "x", "regex": "step"}}, "progress: regex: 'step' has no groups"),
+        ({"progress": {"name": r"(\d)(\d)"}}, "has 2 groups: put the number"),
+        ({"progress": {"file": "x", "bytes": "..."}}, "progress: bytes: '...' has no groups"),
+        ({"complete": []}, "complete: missing; write how to tell"),
         ({"progress": {"command": "x"}}, "'command' needs 'regex'"),
         ({"progress": {"file": "x", "count": "y"}}, "write one of command, file"),
         ({"sane": {"begins": "é€"}}, "sane: begins: must be Latin-1"),
@@ -369,6 +376,109 @@ def test_what_a_recipe_cannot_read_from_the_command_is_a_reason_to_look_further(
     choice = choose(this, recipes=SHIPPED.values())
     assert "lammps" in dict(choice.rejected)
     assert "does not show {a}" in dict(choice.rejected)["lammps"]
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "said"),
+    [
+        ("lmp -in in.x", "log none\n", "in.x: 'log none': the log tells"),
+        ("lmp -in in.x", "  log prod.log append\n", "leave append out"),
+        ("lmp -in in.x -log none", "", "-log none: its log tells"),
+    ],
+)
+def test_lammps_without_a_log_of_its_own_is_refused(
+    tmp_path: Path, command: str, line: str, said: str
+) -> None:
+    (tmp_path / "in.x").write_text(f"{line}{READS}restart 100 ck.a ck.b\nrun 500 upto\n")
+    choice = choose(work(tmp_path, "bash", "-c", command), recipes=SHIPPED.values())
+    assert said in dict(choice.rejected)["lammps"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("N=1; gmx mdrun -deffnm run$N", "cannot be known: {cpt} is 'run$N.cpt'; write it out"),
+        ("gmx mdrun -deffnm `cat name`", "cannot be known: {cpt} is '`cat.cpt'"),
+        ("gmx mdrun -deffnm $(cat name)", "cannot be known: {cpt} is '$.cpt'"),
+        ("N=1; gmx mdrun -cpo a -s $N -c $N", "the work cannot be told: {final} is '$N.gro'"),
+        ("gmx_mpi mdrun -multidir a b", "-multidir: restart files in several directories"),
+        ("gmx mdrun -h", "-h: nothing is run"),
+        ("lmp -in in.x -partition 2x1", "-partition: several logs"),
+        ("lmp -in in.var", "cannot be known: {a} is '${name}.a'"),
+        ("snakemake -j 1 -n", "-n: nothing is run"),
+        ("snakemake -np", "nothing is run"),
+        ("snakemake --dry-run all", "--dry-run: nothing is run"),
+    ],
+)
+def test_a_command_whose_files_cannot_be_known_is_refused(
+    tmp_path: Path, command: str, said: str
+) -> None:
+    """Nothing would be saved in the first link, and the second would begin anew."""
+    for name, restart in (("in.x", "ck.a ck.b"), ("in.var", "${name}.a ${name}.b")):
+        (tmp_path / name).write_text(f"{READS}restart 100 {restart}\nrun 500 upto\n")
+    choice = choose(work(tmp_path, "bash", "-c", command), recipes=SHIPPED.values())
+    assert said in " ".join(why for _, why in choice.rejected)
+
+
+@pytest.mark.parametrize("command", ["lmp -in in.x -log log.$SLURM_JOB_ID", "gmx mdrun -deffnm $N"])
+def test_what_only_the_job_knows_is_left_to_the_node(tmp_path: Path, command: str) -> None:
+    """At submission its variables, and those of modules, are not there."""
+    (tmp_path / "in.x").write_text(f"{READS}restart 100 ck.a ck.b\nrun 500 upto\n")
+    this = work(tmp_path, "bash", "-c", command)
+    recipe = SHIPPED["lammps" if command.startswith("lmp") else "gromacs"]
+    assert recipe.name == choose(this, recipes=[recipe]).chosen
+    there = replace(this, environ={"HPC_CKPT_DEADLINE": "/run/control/deadline-1"})
+    assert recipe.name != choose(there, recipes=[recipe]).chosen
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["gmx mdrun -deffnm run$N", "gmx mdrun -nt $CORES", "gmx mdrun -deffnm a -c $OTHER"],
+)
+def test_a_variable_that_is_known_or_names_no_needed_file_does_no_harm(
+    tmp_path: Path, command: str
+) -> None:
+    this = replace(work(tmp_path, "bash", "-c", command), environ={"N": "7"})
+    assert "gromacs" == choose(this, recipes=SHIPPED.values()).chosen
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("-cpnum", "-cpnum: "),
+        ("-noconfout", "-noconfout: "),
+        ("-nsteps -1", "write the number of steps"),
+        ("-nsteps $STEPS", "write the number of steps"),
+        ("-cpi old.cpt -nt 1 -nsteps 500", "counts from that file"),
+        ("-nsteps 500", None),
+        ("-cpi old.cpt -noappend -nocpnum -confout", None),
+    ],
+)
+def test_options_of_mdrun_that_no_link_could_go_on_with_are_refused(
+    tmp_path: Path, options: str, said: str | None
+) -> None:
+    this = work(tmp_path, "bash", "-c", f"gmx mdrun -deffnm prod {options}")
+    why = Application(SHIPPED["gromacs"]).probe(this)
+    assert why is None if said is None else said in (why or "")
+
+
+@pytest.mark.parametrize(
+    ("words", "final"),
+    [
+        ("-deffnm prod", "prod.gro"),
+        ("-c out", "out.gro"),
+        ("-c out.gro", "out.gro"),
+        ("-c out.pdb", "out.pdb"),
+        ("-c out.g96", "out.g96"),
+        ("-c x.v2", "x.v2.gro"),
+    ],
+)
+def test_the_final_structure_of_mdrun_has_the_name_that_mdrun_gives_it(
+    tmp_path: Path, words: str, final: str
+) -> None:
+    level = Application(SHIPPED["gromacs"])
+    level.first(work(tmp_path, "gmx", "mdrun", *words.split()))
+    assert final == level._values.get("final")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,11 +15,14 @@ from typing import Any
 import pytest
 
 from hpc_ckpt import events, fsio, lease
+from hpc_ckpt.chain.verdict import judge
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog
+from hpc_ckpt.levels import stewardship
 from hpc_ckpt.levels.base import (
     Kind,
     Moment,
+    NoRoom,
     NothingNew,
     ResumeFailed,
     Saved,
@@ -28,10 +32,11 @@ from hpc_ckpt.levels.base import (
 )
 from hpc_ckpt.levels.plain import Plain
 from hpc_ckpt.levels.program import Program
-from hpc_ckpt.levels.restarts import Restarts, copy_in, put_back
+from hpc_ckpt.levels.restarts import Restarts, Staging, copy_in, put_back
 from hpc_ckpt.levels.stewardship import Steward
+from hpc_ckpt.making import prepare
 from hpc_ckpt.policy.interval import EveryTime
-from hpc_ckpt.rundir import Result, RunDir, prepare
+from hpc_ckpt.rundir import Result, RunDir
 from hpc_ckpt.settings import Settings
 
 COUNT = """
@@ -59,6 +64,8 @@ class Copying:
         self.refuses: str | None = None
         self.storage_says: OSError | None = None
         self.save_fails: str | None = None
+        self.no_room: str | None = None
+        self.dies_for_want_of_space = False
         self.saves_after_end = True
         self.closed = 0
 
@@ -80,6 +87,11 @@ class Copying:
         return
 
     def ask(self, program: Program, into: Path, moment: Moment) -> None:
+        if self.no_room is not None:
+            raise NoRoom(self.no_room)
+        if self.dies_for_want_of_space:
+            program.end()
+            raise SaveFailed("it died") from OSError(errno.ENOSPC, "No space left on device")
         if self.save_fails is not None:
             raise SaveFailed(self.save_fails)
         if not self.saves:
@@ -152,6 +164,13 @@ class Case:
         return Restarts(self.rundir)
 
 
+@pytest.fixture(autouse=True)
+def _any_command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link is given another command here, in place of a program that does something else then."""
+    if "another_command" not in request.node.name:
+        monkeypatch.setattr(Restarts, "of_another", lambda *_: None)
+
+
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
@@ -169,7 +188,7 @@ def test_a_notice_saves_and_the_next_link_goes_on(case: Case) -> None:
     link = case.link(level, argv=(str(key.step + 3),))
     assert EXIT_COMPLETE == link.run()
     assert "restored" in case.names()
-    assert case.rundir.done() is not None
+    assert Result.COMPLETE is case.result()
     assert str(key.step + 3) == (case.cwd / "state").read_text()
     assert 2 == level.closed
 
@@ -205,6 +224,23 @@ def test_a_damaged_restart_falls_back_to_the_one_before(case: Case) -> None:
     link = case.link(level, argv=(str(older.step + 2),))
     assert EXIT_COMPLETE == link.run()
     assert str(older.step + 2) == (case.cwd / "state").read_text()
+
+
+def test_a_damaged_restart_is_not_one_of_those_that_are_kept(case: Case) -> None:
+    """After a fallback the one before would be all that is left."""
+    level = Copying().at(case.cwd)
+    for _ in range(3):
+        link = case.link(level)
+        case.notice_after(0.6)
+        link.run()
+    _, older, newer = case.restarts.keys()
+    os.truncate(case.restarts.path_of(newer) / "files/state", 0)
+    link = case.link(level)
+    case.notice_after(0.6)
+    link.run()
+    left = case.restarts.keys()
+    assert older in left
+    assert 3 == len([key for key in left if key != newer])
 
 
 @pytest.mark.parametrize("what", ["truncate", "manifest", "missing", "extra"])
@@ -277,6 +313,7 @@ def test_a_level_that_cannot_launch_gives_way_in_the_same_link(case: Case) -> No
 
 def test_a_level_whose_restarts_do_not_restart_gives_way(case: Case) -> None:
     level = Copying("once").at(case.cwd)
+    level.kind = Kind.SYSTEM
     link = case.link(level)
     case.notice_after(0.6)
     link.run()
@@ -287,10 +324,71 @@ def test_a_level_whose_restarts_do_not_restart_gives_way(case: Case) -> None:
     assert "once" in json.loads(case.rundir.levels_file.read_text())["failed"]
 
 
+def test_a_level_that_has_no_other_to_give_way_to_is_tried_again(case: Case) -> None:
+    """One that the user has named: else nothing would ever run in this chain again."""
+    level = Copying("named", saves=False).at(case.cwd)
+    link = case.link(level)
+    case.notice_after(0.6)
+    link.run()
+    assert "named" in json.loads(case.rundir.levels_file.read_text())["failed"]
+    level.saves = True
+    link = case.link(level)
+    case.notice_after(0.6)
+    assert EXIT_SAVED == link.run()
+    assert 1 == len(case.restarts.keys())
+
+
 def test_a_program_that_fails_is_a_failed_link(case: Case) -> None:
     link = case.link(Plain(), argv=(sys.executable, "-c", "raise SystemExit(3)"))
     assert EXIT_FAILED == link.run()
     assert Result.FAILED is case.result()
+
+
+LEAVES_ON_TERM = """
+import os, signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as many scripts do
+Path("state").write_text("7")
+Path("pid.new").write_text(str(os.getpid())); Path("pid.new").rename("pid")
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("asked", ["notice", "halt"])
+@pytest.mark.parametrize("saves", [True, False])
+def test_code_0_of_a_program_that_was_asked_to_end_completes_nothing(
+    case: Case, asked: str, saves: bool
+) -> None:
+    """Where Slurm signals every process of a step, the program hears it before the steward."""
+
+    def end() -> None:
+        pid = int((case.cwd / "pid").read_text())
+        if asked == "notice":
+            case.rundir.give_notice(case.generation, "shim TERM")
+        else:
+            case.rundir.write_halt("stop")
+        os.kill(pid, signal.SIGTERM)
+
+    level = Copying().at(case.cwd) if saves else Plain()
+    link = case.link(level, argv=(sys.executable, "-c", LEAVES_ON_TERM))
+    threading.Timer(1.0, end).start()
+    assert EXIT_SAVED == link.run()
+    assert case.rundir.done() is None
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None
+    assert (Result.SAVED, f"{asked}:") == (outcome.outcome, outcome.reason.split()[0])
+    assert saves is ("nothing could be saved" not in outcome.reason)
+    kept = case.restarts.keys()
+    assert ([7] if saves else []) == [key.step for key in kept]
+
+
+def test_complete_by_code_alone_is_said_as_that_and_done_is_the_runners(case: Case) -> None:
+    assert EXIT_COMPLETE == case.link(Plain(), argv=("3",)).run()
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None and outcome.by_code
+    assert case.rundir.done() is None
+    assert Result.COMPLETE is judge(case.rundir, case.generation, 0, None).result
+    assert case.rundir.done() is not None
 
 
 def test_what_is_overtaken_publishes_nothing(case: Case) -> None:
@@ -364,6 +462,22 @@ def test_restarts_that_are_all_damaged_are_not_begun_anew_over(case: Case) -> No
     assert outcome is not None and "to begin anew" in outcome.reason
 
 
+def test_a_link_that_saved_nothing_says_so_whatever_earlier_ones_saved(case: Case) -> None:
+    level = Copying().at(case.cwd)
+    link = case.link(level)
+    case.notice_after(0.6)
+    link.run()
+    (key,) = case.restarts.keys()
+    level.save_fails = "on purpose"
+    link = case.link(level)
+    case.notice_after(0.6)
+    assert EXIT_SAVED == link.run()
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None
+    said = ("notice: test; nothing could be saved", key.step)
+    assert said == (outcome.reason, outcome.step)
+
+
 def test_a_disk_that_cannot_be_read_now_is_not_damage(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,22 +501,194 @@ def test_a_disk_that_cannot_be_read_now_is_not_damage(
     assert outcome is not None and "cannot be read now" in outcome.reason
 
 
-def test_a_restart_that_links_fail_after_is_left_for_the_one_before(case: Case) -> None:
+def test_restarts_of_another_command_are_neither_gone_on_from_nor_written_over(
+    case: Case,
+) -> None:
+    """Its result would be the other one's. No later link would do better: the chain ends."""
     level = Copying().at(case.cwd)
+    link = case.link(level)
+    case.notice_after(0.6)
+    link.run()
+    before, state = case.restarts.keys(), (case.cwd / "state").read_text()
+    assert EXIT_FAILED == case.link(level, Plain(), argv=("beta", "5")).run()
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None
+    for said in ("count.py 100000", "beta 5", "another root", str(case.rundir.restarts)):
+        assert said in outcome.reason
+    assert outcome.reason == case.rundir.halted()
+    assert "started_fresh" not in case.names()
+    assert (before, state) == (case.restarts.keys(), (case.cwd / "state").read_text())
+
+
+def test_restarts_that_do_not_say_that_they_are_of_another_command_are_taken(case: Case) -> None:
+    """Those of an older version."""
+    with case.restarts.stage(1) as staging:
+        (staging.path / "state").write_text("7")
+        staging.commit(level="copying", step=7, reason="", facts={}, guard=lambda: None)
+    assert EXIT_COMPLETE == case.link(Copying().at(case.cwd), argv=("9",)).run()
+    assert "restored" in case.names()
+
+
+# ── storage that is full ──────────────────────────────────────────────────────────────────
+def test_a_link_without_space_for_any_save_condemns_no_level(case: Case) -> None:
+    """It is told, and tried again: the next link finds space."""
+    level = Copying().at(case.cwd)
+    level.no_room = "the quota is used up"
+    link = case.link(level, Plain(), interval_s=0.3)
+    case.rundir.write_deadline(case.generation, time.time() + 2.0)
+    assert EXIT_SAVED == link.run()
+    assert case.names().count("save.failed") > 1
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None and "the quota is used up" in outcome.reason
+    assert "failed" not in json.loads(case.rundir.levels_file.read_text())
+    level.no_room = None
+    link = case.link(level, Plain())
+    case.notice_after(0.5)
+    assert EXIT_SAVED == link.run()
+    assert 1 == len(case.restarts.keys())
+
+
+def test_a_last_save_that_the_disk_does_not_take_condemns_no_level(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is ended by then, as at every end of a link."""
+
+    class Ending(Copying):
+        def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
+            saved = super().wait(program, into, moment)
+            program.end()
+            return saved
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(Staging, "commit", full)
+    link = case.link(Ending().at(case.cwd), Plain())
+    case.notice_after(0.5)
+    assert EXIT_SAVED == link.run()
+    record = json.loads(case.rundir.levels_file.read_text())
+    assert ({"1": "copying"}, None) == (record["chosen"], record.get("failed"))
+
+
+def test_a_program_that_a_save_without_space_ended_is_not_begun_at_another_level(
+    case: Case,
+) -> None:
+    level = Copying().at(case.cwd)
+    level.dies_for_want_of_space = True
+    link = case.link(level, Plain(), interval_s=0.3)
+    assert EXIT_FAILED == link.run()
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None and "without room" in outcome.reason
+    record = json.loads(case.rundir.levels_file.read_text())
+    assert ({"1": "copying"}, None) == (record["chosen"], record.get("failed"))
+
+
+# ── restarts after which the program fails ────────────────────────────────────────────────
+FAILS_SOON = """
+import os, sys, time
+from pathlib import Path
+bad = sys.argv[1].split(",")
+state = Path("state")
+if state.exists() and (state.read_text() in bad or bad in (["all"], ["crash"])):
+    time.sleep(0.3)
+    os.abort() if bad == ["crash"] else sys.exit(3)
+n = int(state.read_text()) if state.exists() else 0
+for _ in range(int(sys.argv[2])):
+    n += 1
+    new = Path("state.new"); new.write_text(str(n)); new.rename(state)
+    time.sleep(0.02)
+"""
+
+
+def saved_twice(case: Case, level: Copying) -> tuple[str, str]:
+    """The two restarts' names, older first."""
     for _ in range(2):
         link = case.link(level)
         case.notice_after(0.6)
-        link.run()
+        assert EXIT_SAVED == link.run()
+    level.saves_after_end = False
     older, newer = case.restarts.keys()
-    crash = (sys.executable, "-c", "import time; time.sleep(0.3); raise SystemExit(3)")
-    for _ in range(2):
+    return older.directory_name, newer.directory_name
+
+
+def fails_soon(case: Case, bad: str) -> tuple[str, ...]:
+    (case.cwd / "fails.py").write_text(FAILS_SOON)
+    return (sys.executable, "fails.py", bad, "3")
+
+
+def restored(case: Case) -> list[str]:
+    told = events.read(case.rundir.events_file(case.generation, "here"))
+    return [record["checkpoint"] for record in told if record["event"] == "restored"]
+
+
+def test_a_restart_that_the_program_fails_after_is_left_for_the_one_before(case: Case) -> None:
+    """In the same link: two links without progress would end the chain."""
+    level = Copying().at(case.cwd)
+    older, newer = saved_twice(case, level)
+    bad = str(case.restarts.keys()[-1].step)
+    assert EXIT_COMPLETE == case.link(level, argv=fails_soon(case, bad)).run()
+    assert [newer, newer, older] == restored(case)
+    assert str(case.restarts.keys()[0].step + 3) == (case.cwd / "state").read_text()
+
+
+@pytest.mark.parametrize(("how", "saves"), [("crash", 1), ("all", 2)])
+def test_a_level_whose_every_restart_the_program_fails_after_gives_way(
+    case: Case, how: str, saves: int
+) -> None:
+    """One crash is enough; a code of its own may be the program's own affair, but not twice."""
+    level = Copying("system").at(case.cwd)
+    level.kind = Kind.SYSTEM
+    link = case.link(level, interval_s=600 if saves == 1 else 0.4)
+    case.notice_after(1.2)
+    link.run()
+    assert saves == min(len(case.restarts.keys()), 2)
+    level.saves_after_end = False
+
+    class Fresh(Plain):
+        def first(self, work: Work) -> Start:
+            (case.cwd / "state").unlink()
+            return super().first(work)
+
+    assert EXIT_COMPLETE == case.link(level, Fresh(), argv=fails_soon(case, how)).run()
+    record = json.loads(case.rundir.levels_file.read_text())
+    assert "failed soon after" in record["failed"]["system"]
+    assert "plain" == record["chosen"]["2"]
+
+
+@pytest.mark.parametrize("why", ["its own files", "its own code", "gone on before", "full disk"])
+def test_work_that_may_be_sound_is_not_begun_anew_over(
+    case: Case, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link fails and says what to do; once the program is mended it goes on."""
+    level = Copying("owner").at(case.cwd)
+    if why != "its own files":
+        level.kind = Kind.SYSTEM
+    if why == "gone on before":
+        _, newer = saved_twice(case, level)  # the second link has gone on, and saved
+    else:
+        link = case.link(level)
+        case.notice_after(0.6)
+        link.run()
         level.saves_after_end = False
-        assert EXIT_FAILED == case.link(level, argv=crash).run()
-    assert EXIT_COMPLETE == case.link(level, argv=(str(older.step + 1),)).run()
-    restored = list(events.read(case.rundir.events_file(case.generation, "here")))
-    found = next(r for r in restored if r["event"] == "restored")
-    assert older.directory_name == found["checkpoint"]
-    assert newer.directory_name in found["skipped"][0]
+        newer = case.restarts.keys()[-1].directory_name
+    with monkeypatch.context() as patch:
+        if why == "full disk":
+            patch.setattr(stewardship, "check_storage", lambda *_: "no space")
+        how = "all" if why == "its own code" else "crash"
+        assert EXIT_FAILED == case.link(level, Plain(), argv=fails_soon(case, how)).run()
+    assert "started_fresh" not in case.names()
+    record = json.loads(case.rundir.levels_file.read_text())
+    assert "failed" not in record
+    assert EXIT_COMPLETE == case.link(level, Plain(), argv=fails_soon(case, "none")).run()
+    assert [newer] == restored(case)
+
+
+def test_who_kills_a_program_says_nothing_against_its_restart(case: Case) -> None:
+    level = Copying().at(case.cwd)
+    _, newer = saved_twice(case, level)
+    kill = "import os, time; time.sleep(0.3); os.kill(os.getpid(), 9)"
+    assert EXIT_FAILED == case.link(level, argv=(sys.executable, "-c", kill)).run()
+    assert [newer] == restored(case)
 
 
 def test_a_code_that_is_not_0_never_completes(case: Case) -> None:

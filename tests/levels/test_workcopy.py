@@ -86,7 +86,17 @@ def test_what_links_lead_to_counts(work: Path) -> None:
 
 def test_devices_stay_what_they_are_and_runs_stay_behind(work: Path) -> None:
     (work / "null").symlink_to("/dev/null")
-    (work / "runs").mkdir()
-    (work / "runs" / "large").write_bytes(bytes(2 * MOST))
+    (work / "runs" / "one").mkdir(parents=True)
+    (work / "runs" / "one" / "chain.json").write_bytes(bytes(2 * MOST))
     os.mkfifo(work / "pipe")
     assert {"null", "inside"} == {path.name for path in copied(work).iterdir()}
+
+
+def test_data_may_be_in_a_directory_named_runs(work: Path) -> None:
+    for place in (work / "runs", work / "inside" / "runs", work / "inside" / "runs" / "one"):
+        place.mkdir()
+    (work / "runs" / "data").write_text("mine")
+    (work / "inside" / "runs" / "one" / "chain.json").write_text("of something else")
+    copy = copied(work)
+    assert "mine" == (copy / "runs" / "data").read_text()
+    assert (copy / "inside" / "runs" / "one" / "chain.json").exists()

@@ -53,7 +53,7 @@ def test_a_script_is_rendered_from_another_directory(installed: Path, tmp_path: 
         [str(installed / "hpc-ckpt"), *words], cwd=tmp_path, capture_output=True, text=True
     )
     assert (0, "") == (done.returncode, done.stderr)
-    assert f"exec {installed}/python -I -m hpc_ckpt.chain.link" in done.stdout
+    assert f"hpc_ckpt_python={installed}/python\n" in done.stdout
     assert "run_link" == done.stdout.splitlines()[-1]
 
 

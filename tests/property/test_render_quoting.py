@@ -60,7 +60,8 @@ def test_any_root_reaches_the_runner(stub: str, place: str) -> None:
     plan = plan_chain(spec, profile(), cwd=CWD / place, activations=[prefix])
     script = os.fsencode(render(plan, python=stub))
     done = subprocess.run(["bash"], input=script, capture_output=True, env={"PATH": "/bin"})
-    expected = ["-I", "-m", "hpc_ckpt.chain.link", "--root", str(plan.root), "--backend", "slurm"]
+    runner = ["-I", "-m", "hpc_ckpt.chain.link", "--root", str(plan.root)]
+    expected = [*runner, "--backend", "slurm", "--strategy", "array", "--set-up"]
     assert (0, expected) == (done.returncode, said(done.stdout))
 
 

@@ -624,13 +624,27 @@ HOSTILE: dict[str, Any] = {
     "namedtuple-equal-names": {"$namedtuple": {"class": "A", "fields": ["fi", "\ufb01"],
                                                "items": [1, 2]}},
     "member-without-hash": {"$set": [{"$scalar": {"dtype": "<m8", "data": "AAAAAAAAAAA="}}]},
+    "tensor-of-nothing": {"$tensor": leaf(leaf="none", dtype="float32", shape=[0, 2**62],
+                                           order=[1, 0])},
+    "array-of-nothing": {"$array": leaf(leaf="none", dtype="<f4", shape=[0, 2**62], order="F")},
+    "shared-negative": {"$shared": {"id": -1, "value": []}},
+    "key-is-a-tensor": {"$dict": [[{"$tensor": leaf()}, 1]]},
+    "key-holds-a-tensor": {"$dict": [[{"$tuple": [1, {"$tensor": leaf()}]}, 1]]},
+    "member-is-a-tensor": {"$set": [{"$tensor": leaf()}]},
+    "int-that-needs-no-tag": {"$int": "0x" + "f" * 256},
+    "text-that-needs-no-tag": {"$str": "YWJj"},
+    "surrogate": "\ud800",
+    "surrogate-in-a-key": {"\ud800": 1},
+    "span-of-a-day": {"$timedelta": [0, 86400, 0]},
+    "span-of-a-second": {"$timedelta": [0, 0, 10**6]},
+    "span-negative": {"$timedelta": [0, -1, 0]},
     "key-twice-and-long": {"$dict": [[{"$int": "0x" + "f" * 10000}, 1],
                                      [{"$int": "0x" + "f" * 10000}, 2]]},
 }  # fmt: skip
 
 
 def read_eight(name: str) -> memoryview:
-    return {"eight": memoryview(bytearray(b"\1" * 8))}[name]
+    return {"eight": memoryview(bytearray(b"\1" * 8)), "none": memoryview(b"")}[name]
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -27,6 +27,9 @@ PROGRAM = Path(__file__).parent / "programs" / "train.py"
 STEPS_AN_EPOCH = 25
 SAVE_EVERY = 20
 GRACE_S = 10
+KILL_WAIT_S = int(os.environ.get("DEVCLUSTER_KILL_WAIT", "5"))
+EVERYBODY_HEARS = os.environ.get("DEVCLUSTER_PROCTRACK") in ("linuxproc", "pgid")
+"""TERM reaches every process of a step, not only the shim: docs/guides/slurm.md, Signals."""
 
 
 def wait_until(what: Callable[[], object], timeout_s: float = 120.0) -> None:
@@ -47,8 +50,11 @@ class SubmittedChain:
 
     def release(self, *, minutes: int) -> None:
         """Lower the limit of the held members: Slurm counts whole minutes, tests have seconds."""
-        self.cluster.run("scontrol", "update", f"jobid={self.array}", f"timelimit={minutes}")
-        self.cluster.run("scontrol", "release", self.array)
+        jobs = jobs_of(self.rundir)
+        first = jobs.index(self.array) if self.array in jobs else 0
+        for job in jobs[first:]:  # those of an earlier submission are over
+            self.cluster.run("scontrol", "update", f"jobid={job}", f"timelimit={minutes}")
+            self.cluster.run("scontrol", "release", job)
 
     def link(self, number: int) -> LinkSummary | None:
         links = read_status(self.rundir).links
@@ -159,7 +165,7 @@ PROFILE: dict[str, Any] = {
         "nograce": {"max_time": "24h", "preempt": {"mode": "requeue", "grace": "0s"}},
     },
     "signal": {"name": "USR1", "lead": "10s"},
-    "kill_wait": "5s",
+    "kill_wait": f"{KILL_WAIT_S}s",
 }
 
 

@@ -1,7 +1,8 @@
 """One real Slurm for all tests in this folder; see slurm/devcluster/README.md.
 
 DEVCLUSTER_PROCTRACK=linuxproc (or pgid, cgroup) runs the suite under another process tracking:
-signals reach different processes there.
+signals reach different processes there. DEVCLUSTER_KILL_WAIT=12 leaves a job so many seconds
+between TERM and KILL: under linuxproc srun itself needs seven of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "slurm" / "devclust
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "levels"))  # molecules.py
 
+from chains import KILL_WAIT_S
 from devcluster import DevCluster, MissingPackages, Options, Proctrack, find_programs
 
 
@@ -79,7 +81,9 @@ def cluster_directory(slurm_installed: None) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def cluster(slurm_installed: None) -> Iterator[DevCluster]:
     """The shared cluster: four nodes, partitions gpu and lowpriority."""
-    options = Options(proctrack=Proctrack(os.environ.get("DEVCLUSTER_PROCTRACK", "auto")))
+    options = Options(
+        proctrack=Proctrack(os.environ.get("DEVCLUSTER_PROCTRACK", "auto")), kill_wait_s=KILL_WAIT_S
+    )
     with (
         _temporary_directory() as directory,
         DevCluster.start(directory, options=options) as running,

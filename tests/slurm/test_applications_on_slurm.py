@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import SubmittedChain, commits, submit_chain
+from chains import SubmittedChain, cli, commits, submit_chain
 from devcluster import DevCluster
 from molecules import (
     argon,
@@ -106,3 +107,20 @@ def test_lammps(idle_cluster: DevCluster, tmp_path: Path) -> None:
     killed_with_truncated_files(chain, 2, ("lmp", "in.lj"))
     text = assert_went_on(chain)
     assert uninterrupted(tmp_path / "whole", steps) == thermo(text)
+
+
+def test_a_stop_reaches_gromacs_behind_srun(idle_cluster: DevCluster, tmp_path: Path) -> None:
+    """mdrun is no descendant of srun; without its own TERM it would run on to -maxh."""
+    require("gmx")
+    argon(tmp_path, 100_000_000)
+    mdrun = ["gmx", "mdrun", "-deffnm", "prod", "-nt", "1", "-cpt", "0.02"]
+    chain = submit(idle_cluster, tmp_path, ["srun", "--ntasks=1", *mdrun], "gromacs")
+    wait_for_commit(chain, 1)
+    saved = commits(chain.rundir)
+    began = time.monotonic()
+    assert 0 == cli(idle_cluster, tmp_path, "stop", "run").returncode
+    link = chain.wait_for_end(1)
+    assert time.monotonic() - began < 30, chain.story()
+    assert "Received the TERM signal" in (tmp_path / "prod.log").read_text()
+    assert link.step_to == last_step(tmp_path / "prod.cpt")
+    assert len(commits(chain.rundir)) > len(saved)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -36,17 +39,18 @@ def has_begun(chain: SubmittedChain) -> bool:
 
 def assert_halted(chain: SubmittedChain, words: str) -> None:
     chain.wait_for(lambda: chain.rundir.halted() is not None, timeout_s=60)
-    chain.wait_for(lambda: chain.left_in_queue() == [])
+    chain.wait_for(lambda: chain.left_in_queue() == [] == chain.waiting())
     assert words in (chain.rundir.halted() or "")
 
 
+@pytest.mark.parametrize("strategy", ["array", "afterany"])
 def test_a_link_cancelled_while_it_is_set_up_halts_the_chain(
-    idle_cluster: DevCluster, tmp_path: Path
+    idle_cluster: DevCluster, tmp_path: Path, strategy: str
 ) -> None:
     """Modules and environments take their time; the program was never started."""
-    site = {"environment": {"prologue": "sleep 4"}}
+    site = {"environment": {"prologue": "sleep 4"}, "chain": {"strategy": strategy}}
     chain = submit_chain(idle_cluster, tmp_path, "8", "0.05", profile=site)
-    first = f"{chain.array}_1"
+    first = f"{chain.array}_1" if strategy == "array" else chain.array
     chain.wait_for(lambda: "RUNNING" in state_of(chain, first))
     time.sleep(1.5)
     idle_cluster.run("scancel", first)
@@ -58,9 +62,10 @@ def test_a_link_cancelled_while_it_is_set_up_halts_the_chain(
 def test_a_link_cancelled_while_it_waits_for_the_lease_halts_the_chain(
     idle_cluster: DevCluster, tmp_path: Path
 ) -> None:
-    """The one before is deaf, and still in its kill wait."""
+    """The one before is deaf, and still in its kill wait: only an array starts the next then."""
     (tmp_path / "deaf.py").write_text(DEAF)
-    chain = submit_chain(idle_cluster, tmp_path, spec={"command": "python3 deaf.py"})
+    spec = {"command": "python3 deaf.py", "chain": {"strategy": "array"}}
+    chain = submit_chain(idle_cluster, tmp_path, spec=spec)
     chain.wait_for(lambda: has_begun(chain))
     chain.end_in(1, 1)
     second = f"{chain.array}_2"
@@ -82,19 +87,107 @@ def test_a_link_cancelled_in_the_grace_of_its_preemption_halts_the_chain(
     assert_halted(chain, "cancelled")
 
 
+ENDS_WHILE_AWAY = "[ $HPC_CKPT_GENERATION = 1 ] || exit 0; touch {begun}; sleep 8; exit 75"
+"""The first link saves and leaves while no controller is there, the second is complete."""
+
+
 def test_a_job_goes_back_into_the_queue_once_the_controller_is_there_again(
     idle_cluster: DevCluster, tmp_path: Path
 ) -> None:
     """strategy: requeue has nothing pending behind it."""
-    command = f"[ $HPC_CKPT_GENERATION = 2 ] && exit 0; touch {tmp_path}/begun; sleep 4; exit 75"
+    command = ENDS_WHILE_AWAY.format(begun=tmp_path / "begun")
     chain = submit_chain(
         idle_cluster, tmp_path, spec={"command": command, "chain": {"strategy": "requeue"}}
     )
     chain.wait_for((tmp_path / "begun").exists)
+    idle_cluster.save_state(chain.array)
     idle_cluster.kill_controller()
-    threading.Timer(12.0, idle_cluster.restart_controller).start()
+    threading.Timer(16.0, idle_cluster.restart_controller).start()
     chain.wait_for_done(180)
     assert 2 == lease.highest(chain.rundir)
+
+
+def test_a_job_whose_start_the_controller_has_lost_goes_on_all_the_same(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """It takes the job for one that is pending, would start it again on a node that still has it,
+    and hold it when that refuses."""
+    command = ENDS_WHILE_AWAY.format(begun=tmp_path / "begun")
+    later = {"directives": {"extra": ["--begin=now+8"]}}
+    chain = submit_chain(
+        idle_cluster,
+        tmp_path,
+        spec={"command": command, "chain": {"strategy": "requeue"}},
+        profile=later,
+    )
+    idle_cluster.save_state(chain.array)
+    saved = idle_cluster.layout.job_state
+    before_it_began = saved.read_bytes()
+    assert "PENDING" in state_of(chain, chain.array)
+    chain.wait_for((tmp_path / "begun").exists)
+    idle_cluster.kill_controller()
+    saved.write_bytes(before_it_began)
+    threading.Timer(12.0, idle_cluster.restart_controller).start()
+    chain.wait_for_done(240)
+    assert 2 == lease.highest(chain.rundir)
+
+
+def test_a_job_that_slurm_holds_is_said_with_what_to_do(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """No link of it runs that could say so."""
+    chain = submit_chain(
+        idle_cluster, tmp_path, spec={"command": "true", "chain": {"strategy": "requeue"}},
+        profile={"directives": {"extra": ["--begin=now+600"]}},
+    )  # fmt: skip
+    told = json.loads(cli(idle_cluster, tmp_path, "status", "run", "--json").stdout)
+    assert "" == told["remark"]
+    idle_cluster.run("scontrol", "hold", chain.array)  # by root: an administrator's hold
+    told = json.loads(cli(idle_cluster, tmp_path, "status", "run", "--json").stdout)
+    assert told["remark"].startswith(f"job {chain.array} never begins by itself (JobHeldAdmin): ")
+    shown = cli(idle_cluster, tmp_path, "status", "run").stdout
+    assert "never begins by itself" in " ".join(shown.split())
+
+
+def test_a_chain_cancelled_between_two_links_is_said_to_have_nothing_that_follows(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """scancel of the array while nothing of it runs; a while later, so that it has settled."""
+    later = {"directives": {"extra": ["--begin=now+600"]}}
+    chain = submit_chain(
+        idle_cluster, tmp_path, spec={"command": "true", "chain": {"strategy": "array"}},
+        profile=later,
+    )  # fmt: skip
+    told = json.loads(cli(idle_cluster, tmp_path, "status", "run", "--json").stdout)
+    assert ("", f"{chain.array}_1") == (told["remark"], told["next_job"]["id"])
+    idle_cluster.run("scancel", chain.array)
+    for path in (chain.rundir.chain_file, chain.rundir.lease):
+        os.utime(path, (1e9, 1e9))
+    told = json.loads(cli(idle_cluster, tmp_path, "status", "run", "--json").stdout)
+    assert "nothing of this chain is in this cluster's queue" in told["remark"]
+
+
+def test_a_link_whose_runner_and_job_are_gone_is_not_said_to_run(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """Slurm says so, a while after its last word; its lease was never given back."""
+    (tmp_path / "deaf.py").write_text(DEAF)
+    chain = submit_chain(
+        idle_cluster,
+        tmp_path,
+        spec={"command": "python3 deaf.py", "chain": {"strategy": "requeue"}},
+    )
+    chain.wait_for(lambda: has_begun(chain))
+    told = json.loads(cli(idle_cluster, tmp_path, "status", "run", "--json").stdout)
+    assert ("running", "") == (told["state"], told["remark"])
+    idle_cluster.run("scancel", "--full", "--signal=KILL", chain.array)
+    chain.wait_for(lambda: state_of(chain, chain.array).strip() == "", timeout_s=60)
+    place = chain.rundir
+    written = [*place.ledger.iterdir(), *place.events.iterdir()]
+    for path in (place.chain_file, place.lease, *written):
+        os.utime(path, (1e9, 1e9))
+    told = json.loads(cli(idle_cluster, tmp_path, "status", "run", "--json").stdout)
+    assert ("between links", "lost") == (told["state"], told["links"][-1]["cause"])
 
 
 def test_a_disk_that_is_full_for_a_while_costs_no_further_links(
@@ -109,7 +202,8 @@ def test_a_disk_that_is_full_for_a_while_costs_no_further_links(
         command = (
             f"[ $HPC_CKPT_GENERATION = 1 ] || exit 0; dd if=/dev/zero of={filled} bs=4k; exit 75"
         )
-        spec = {"command": command, "root": str(place / "run")}
+        root, rules = str(place / "run"), {"strategy": "array"}
+        spec = {"command": command, "root": root, "chain": rules}
         chain = submit_chain(idle_cluster, tmp_path, spec=spec)
         chain = SubmittedChain(idle_cluster, type(chain.rundir)(place / "run"), chain.array)
         chain.wait_for(lambda: "RUNNING" in state_of(chain, f"{chain.array}_2"))
@@ -139,7 +233,8 @@ def test_what_is_set_for_sbatch_is_said_and_the_same_in_every_link(
     )
     assert 0 == done.returncode, done.stderr
     assert "lowpriority" in done.stdout
-    job = done.stdout.split("submitted array ")[1].split()[0].strip(".,:")
-    shown = idle_cluster.run("scontrol", "-o", "show", "job", job).stdout
+    job = re.search(r"submitted job (\d+)", done.stdout)
+    assert job is not None, done.stdout
+    shown = idle_cluster.run("scontrol", "-o", "show", "job", job[1]).stdout
     assert "TimeLimit=00:10:00" in shown
     assert "Partition=lowpriority" in shown

@@ -78,6 +78,15 @@ def test_a_job_sees_the_gpus_it_asked_for(idle_cluster: DevCluster) -> None:
         assert seen == done.stdout.strip()
 
 
+def test_no_login_shell_of_the_user_runs(idle_cluster: DevCluster, tmp_path: Path) -> None:
+    """A killed node would kill it half-way, and what it held stays locked for that user."""
+    job = submit(idle_cluster, tmp_path / "env.sh", "env", "--export=NONE")
+    assert eventually(job_is(idle_cluster, job, "COMPLETED"), within_s=20)
+    seen = (tmp_path / "env.out").read_text().splitlines()
+    assert f"HOME={Path.home()}" in seen
+    assert "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" in seen
+
+
 def test_a_time_limit_is_tested_in_seconds(idle_cluster: DevCluster, tmp_path: Path) -> None:
     """With the tick shim a job ends soon after the end time it was given."""
     job = submit(idle_cluster, tmp_path / "long.sh", "sleep 600", "-t1")

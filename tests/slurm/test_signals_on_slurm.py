@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import PROGRAM, SubmittedChain, submit_chain
+from chains import EVERYBODY_HEARS, PROGRAM, SAVE_EVERY, SubmittedChain, submit_chain
 from devcluster import DevCluster
 
 from hpc_ckpt.chain.ledger import read_status
@@ -68,8 +68,18 @@ def log_of(chain: SubmittedChain, number: int) -> str:
 def test_the_notice_reaches_a_program_behind_a_launcher(
     idle_cluster: DevCluster, tmp_path: Path, launcher: str
 ) -> None:
-    """Unchanged: no launcher is signalled, none has to forward anything."""
+    """Unchanged: no launcher is signalled, none has to forward anything. Where everybody hears
+    TERM, a program that does not ignore it dies of it, and the next link begins anew."""
     words = launched(launcher, counter(tmp_path))
+    said = interrupt_and_finish(idle_cluster, tmp_path, words, {})
+    assert EVERYBODY_HEARS is not ("told by notice" in said), said
+
+
+def test_the_notice_reaches_a_program_that_ignores_term(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """However processes are tracked: what the guide tells to do where everybody hears TERM."""
+    words = launched("plain", counter(tmp_path, "--ignore", "TERM"))
     assert "told by notice" in interrupt_and_finish(idle_cluster, tmp_path, words, {})
 
 
@@ -78,13 +88,16 @@ def test_the_notice_reaches_a_training_behind_a_launcher_that_does_more(
     idle_cluster: DevCluster, tmp_path: Path, launcher: str
 ) -> None:
     """Two turn 75 into 1: the outcome file says what happened. Behind srun the training hears
-    TERM itself, and takes it for a notice."""
+    TERM itself, and takes it for a notice. Where srun hears it too, it kills its tasks: what the
+    last save by policy lacks is lost."""
     words = launched(launcher, [str(PROGRAM), "6", "0.05"])
     chain = submit_chain(idle_cluster, tmp_path, spec={"command": words})
     chain.wait_for_steps(1, 25)
     chain.preempt()
     link = chain.wait_for_end(1)
-    assert ("preempted", 0) == (link.cause, link.lost_steps)
+    killed = EVERYBODY_HEARS and launcher == "srun"
+    assert "preempted" == link.cause
+    assert link.lost_steps <= (SAVE_EVERY if killed else 0)
     chain.wait_for_done()
     assert 150 == read_status(chain.rundir).step
 
@@ -102,9 +115,19 @@ def test_the_notice_reaches_a_training_behind_a_launcher_that_does_more(
 def test_a_real_signal_is_forwarded_where_that_was_asked_for(
     idle_cluster: DevCluster, tmp_path: Path, launcher: str, to: str
 ) -> None:
-    """Shells are passed over; srun and mpirun hand USR1 on; torchrun would die of it."""
+    """Shells are passed over; srun and mpirun hand USR1 on; torchrun would die of it. Where
+    everybody hears TERM, that comes first."""
     words = launched(launcher, counter(tmp_path, "--on", "USR1"))
     spec = {"forward": {"signal": "USR1", "to": to}}
+    said = interrupt_and_finish(idle_cluster, tmp_path, words, spec)
+    assert EVERYBODY_HEARS is not ("told by signal" in said), said
+
+
+def test_a_real_signal_reaches_a_program_that_ignores_term(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    words = launched("plain", counter(tmp_path, "--on", "USR1", "--ignore", "TERM"))
+    spec = {"forward": {"signal": "USR1", "to": "command"}}
     assert "told by signal" in interrupt_and_finish(idle_cluster, tmp_path, words, spec)
 
 

@@ -12,7 +12,7 @@ from devcluster import DevCluster
 
 from hpc_ckpt import lease
 from hpc_ckpt.chain.history import read_history
-from hpc_ckpt.chain.ledger import read_status
+from hpc_ckpt.chain.ledger import State, read_status
 
 pytestmark = pytest.mark.slurm
 
@@ -53,6 +53,28 @@ def test_each_strategy_completes_after_a_limit_and_a_preemption(
         assert began["submitted"] <= began["eligible"] <= began["allocated"] <= began["time"]
     waits = [link.wait_s for link in read_history(chain.rundir).links]
     assert all(wait is not None and wait < 60 for wait in waits), waits
+
+
+@pytest.mark.parametrize("reaction", ["halt", "continue"])
+@pytest.mark.parametrize("strategy", ["requeue", "afterany", "resubmit"])
+def test_scancel_of_the_running_job_means_what_was_asked_for(
+    idle_cluster: DevCluster, tmp_path: Path, strategy: str, reaction: str
+) -> None:
+    """Whatever waits behind it: the chain, or that link alone."""
+    site = {"chain": {"strategy": strategy, "submit_from_compute_nodes": True}}
+    spec = {"chain": {"on_cancel": reaction, "max_links": 4}}
+    chain = submit_chain(idle_cluster, tmp_path, *WORDS, profile=site, spec=spec)
+    chain.wait_for_steps(1, SAVE_EVERY + 5)
+    chain.scancel(1)
+    first = chain.wait_for_end(1)
+    assert ("cancelled", 0) == (first.cause, first.lost_steps)
+    if reaction == "continue":
+        chain.wait_for_done()
+    else:
+        chain.wait_for_state(State.STOPPED)
+    chain.wait_for(lambda: chain.waiting() == [])
+    links = read_status(chain.rundir).links
+    assert (2 if reaction == "continue" else 1) == len(links)
 
 
 def test_a_requeue_after_the_limit_even_if_the_program_does_not_leave(
@@ -99,6 +121,24 @@ def test_one_mail_for_the_whole_chain(idle_cluster: DevCluster, tmp_path: Path) 
     chain.wait_for_done()
     chain.wait_for(lambda: mails.exists() and mails.read_text() != before, timeout_s=30)
     time.sleep(3)
+    new = mails.read_text().removeprefix(before).splitlines()
+    assert 1 == len([line for line in new if "me@example.org" in line]), new
+
+
+def test_a_mail_for_a_chain_that_runs_out_of_links(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """One token, and no compute node may submit more: the work is not complete."""
+    mails = idle_cluster.directory / "log" / "mail.txt"
+    before = mails.read_text() if mails.exists() else ""
+    spec = {
+        "command": "sleep 2; exit 75",
+        "mail": "me@example.org",
+        "chain": {"strategy": "array"},
+    }
+    chain = submit_chain(idle_cluster, tmp_path, spec=spec, profile={"limits": {"max_array": 2}})
+    chain.wait_for(lambda: mails.exists() and mails.read_text() != before, timeout_s=90)
+    assert (1, None) == (lease.highest(chain.rundir), chain.rundir.halted())
     new = mails.read_text().removeprefix(before).splitlines()
     assert 1 == len([line for line in new if "me@example.org" in line]), new
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,23 @@ def test_members_are_chains_of_their_own_two_at_a_time(
     again = cli(idle_cluster, tmp_path, "submit", "sweep.yaml", "--profile", "./site.yaml")
     assert 2 == again.returncode
     assert "every member is complete" in again.stderr
+
+
+def test_status_of_a_thousand_members_takes_less_than_two_seconds(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """Their files and, as they wait, the queue. The best of three: others use the machine."""
+    seeds = {"members": {"seed": list(range(1000))}, "command": "true {seed}"}
+    array = submit_sweep(idle_cluster, tmp_path, parallel=2, **seeds, sbatch=["--begin=now+600"])
+    idle_cluster.run("scontrol", "hold", f"{array}_7")
+    took, shown = [], ""
+    for _ in range(3):
+        began = time.monotonic()
+        shown = cli(idle_cluster, tmp_path, "status", "sweep").stdout
+        took.append(time.monotonic() - began)
+    assert "1000 members: 1000 not started" in shown
+    assert f"job {array}_7 never begins by itself (JobHeldAdmin)" in " ".join(shown.split())
+    assert min(took) < 2.0, took
 
 
 def test_a_sweep_is_stopped_as_a_whole(idle_cluster: DevCluster, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_ckpt.chain import submit
+from hpc_ckpt.chain import planning
 from hpc_ckpt.chain.layers import load
 from hpc_ckpt.chain.survey import Bound, LiveLimits
 from hpc_ckpt.errors import SpecError
@@ -38,13 +38,13 @@ def test_account_and_qos_as_sbatch_understands_them(
     class Found:
         maintenance = ()
 
-    monkeypatch.setattr(submit, "take_survey", Found)
-    monkeypatch.setattr(submit, "limits", limits)
+    monkeypatch.setattr(planning, "take_survey", Found)
+    monkeypatch.setattr(planning, "limits", limits)
     (tmp_path / "site.yaml").write_text("cluster: lab\n")
     spec = {"command": "true", "partition": "gpu", **more}
     loaded = load(spec, profile=str(tmp_path / "site.yaml"), live_cluster=None, cwd=tmp_path,
                   environ=environ)  # fmt: skip
-    submit.make_plan(loaded, cwd=tmp_path, environ=environ, live=True)
+    planning.make_plan(loaded, cwd=tmp_path, environ=environ, live=True)
     assert expected == (asked["account"], asked["qos"])
     assert ("gpu",) == asked["partitions"]
 
@@ -57,16 +57,16 @@ def test_members_that_are_complete_need_no_room(
     class Found:
         maintenance = ()
 
-    monkeypatch.setattr(submit, "take_survey", Found)
+    monkeypatch.setattr(planning, "take_survey", Found)
     room = LiveLimits(submit=Bound(1, "QoS 'few'"))
-    monkeypatch.setattr(submit, "limits", lambda *_, **__: room)
+    monkeypatch.setattr(planning, "limits", lambda *_, **__: room)
     (tmp_path / "site.yaml").write_text("cluster: lab\n")
     spec = {"command": "echo {x}", "root": "sweep", "members": {"x": [1, 2, 3]}}
     loaded = load(spec, profile=str(tmp_path / "site.yaml"), cwd=tmp_path, environ={})
     with pytest.raises(SpecError, match="3 are more than this site takes at once"):
-        submit.make_plan(loaded, cwd=tmp_path, environ={}, live=True)
+        planning.make_plan(loaded, cwd=tmp_path, environ={}, live=True)
     for name in ("x-1", "x-3"):
         rundir = RunDir(tmp_path / "sweep" / name)
         rundir.create()
         rundir.write_done(Done(1, None))
-    assert 2 == submit.make_plan(loaded, cwd=tmp_path, environ={}, live=True).complete
+    assert 2 == planning.make_plan(loaded, cwd=tmp_path, environ={}, live=True).complete

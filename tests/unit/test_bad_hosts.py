@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from links import make_chain
 
 from hpc_ckpt import events
 from hpc_ckpt.chain.backend import Cause
@@ -36,15 +37,7 @@ class Avoiding(InOneProcess):
 @pytest.fixture
 def rundir(tmp_path: Path) -> RunDir:
     """n1 was excluded before; n2 failed twice since, n3 once; the user never wanted n9."""
-    rundir = RunDir(tmp_path / "run")
-    rundir.create()
-    record = {
-        "argv": ["true"],
-        "cwd": "/",
-        "spec": {"chain": {"max_links": 9}, "exclude": ["n9"]},
-        "profile": {"signal": {"name": "USR1"}, "kill_wait": "5s"},
-    }
-    rundir.chain_file.write_text(json.dumps(record))
+    rundir = make_chain(tmp_path / "run", spec={"exclude": ["n9"]})
     for number, host in enumerate(("n1", "n1", "n2", "n3", "n2"), 1):
         (rundir.lease / f"{number:08d}").write_text("{}")
         lines: list[dict[str, object]] = [
@@ -83,18 +76,28 @@ def test_what_could_not_be_excluded_is_tried_again(rundir: RunDir) -> None:
     assert 2 == len(succession.told)
 
 
+@pytest.mark.parametrize("name", ["setup-bad-nodes", "no-runner-nodes"])
+def test_a_host_that_gets_no_link_anyway_is_no_other(rundir: RunDir, name: str) -> None:
+    """Without n3 all that the chain knows would be excluded, and it would wait for ever."""
+    (rundir.logs / name).write_text("n3\n")
+    succession = Avoiding()
+    look_back(rundir, succession)
+    assert [["n9", "n3"]] == succession.told
+    assert [] == hosts_excluded(rundir)
+
+
+def test_nor_is_one_that_its_user_excluded(rundir: RunDir) -> None:
+    record = json.loads(rundir.chain_file.read_text())
+    record["spec"]["exclude"] = ["n[3-9]"]
+    rundir.chain_file.write_text(json.dumps(record))
+    look_back(rundir, Avoiding())
+    assert [] == hosts_excluded(rundir)
+
+
 # ── a host or the program ─────────────────────────────────────────────────────────────────
 def ended(tmp_path: Path, *hosts: str) -> tuple[LinkRunner, RunDir]:
     """A good link on n1, then failed ones on these hosts, the last of which has just ended."""
-    rundir = RunDir(tmp_path / "chain")
-    rundir.create()
-    record = {
-        "argv": ["true"],
-        "cwd": "/",
-        "spec": {"chain": {"max_links": 9}},
-        "profile": {"signal": {"name": "USR1"}, "kill_wait": "5s"},
-    }
-    rundir.chain_file.write_text(json.dumps(record))
+    rundir = make_chain(tmp_path / "chain")
     ends = [("n1", "time limit", True), *((host, "crashed", False) for host in hosts)]
     for number, (host, cause, progress) in enumerate(ends, 1):
         runner = LinkRunner(rundir, Orders.read(rundir), LocalBackend(kill_wait_s=5.0))

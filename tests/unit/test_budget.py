@@ -65,6 +65,14 @@ def test_preemptions_and_failed_nodes_never_stop_a_chain(past: Past) -> None:
     assert verdict(past(*ends)) is None
 
 
+def test_no_number_of_preemptions_stops_a_chain_that_gets_on(past: Past) -> None:
+    """Starts that got nowhere are bounded, and counted from the last that did."""
+    fruitful, in_vain = ("preempted", True), ("preempted", None)
+    assert verdict(past(*[fruitful] * 30, *[in_vain] * 9, max_links=1)) is None
+    said = verdict(past(*[fruitful] * 30, *[in_vain] * 10, max_links=1))
+    assert "started 10 times without progress for a budget of 1 links" == said
+
+
 def test_failed_links_in_a_row_are_counted_and_any_other_end_begins_anew(past: Past) -> None:
     crash = ("crashed", True)
     assert verdict(past(crash, crash, ("time limit", True), crash, crash, retries=2)) is None

@@ -540,6 +540,26 @@ def test_what_is_copied_how_is_decided_when_the_plan_is_made() -> None:
     assert reference({"w": weight}) == take(camera, {"w": weight})
 
 
+@pytest.mark.parametrize(
+    ("limit", "most", "most_for_the_last"),
+    [(None, SLOTS, SLOTS + 1), (10 * NEED, SLOTS + 1, SLOTS + 2), (3 * NEED, SLOTS + 1, SLOTS + 1)],
+)
+def test_buffers_of_saves_that_hang_are_not_replaced_for_ever(
+    limit: int | None, most: int, most_for_the_last: int
+) -> None:
+    """Each is as large as the state: beyond two only for the last save, or by the setting."""
+    camera = Camera(limit)
+    for last, expected in ((False, most), (True, most_for_the_last)):
+        for _ in range(5):
+            if camera.ready:
+                camera.take(STATE)
+            camera.grow(last=last)
+        while camera.ready:
+            camera.take(STATE)
+        assert (expected, False) == (len(camera._slots), camera.can_grow)
+        assert limit is None or camera.held <= limit
+
+
 def test_no_buffer_is_made_beyond_the_limit() -> None:
     """Also for a save that somebody waits for."""
     state = {"value": torch.zeros(MIB)}

@@ -48,3 +48,22 @@ def test_the_format_names_everything_that_a_listing_may_show() -> None:
     ignored = next(line for line in rules.splitlines() if "MUST ignore them" in line)
     for name in LEFTOVERS:
         assert (True, True) == (f".{name}-g" in listing, f"`.{name}-`" in ignored)
+
+
+def test_every_row_of_what_is_known_of_dmtcp_names_tests_that_are_there() -> None:
+    """A trap without a test is one to step into again."""
+    files = ("levels/test_dmtcp_real", "levels/test_dmtcp_level", "slurm/test_dmtcp_on_slurm",
+             "slurm/test_fallback_on_slurm")  # fmt: skip
+    texts = [(PROJECT / "tests" / f"{name}.py").read_text() for name in files]
+    known = re.findall(r"^def test_(\w+)", "\n".join(texts), re.MULTILINE)
+    page = (PROJECT / "docs" / "guides" / "dmtcp.md").read_text()
+    _, _, *rows = re.findall(r"^\|.*$", page.split("## Which test shows what")[1], re.MULTILINE)
+    assert len(rows) > 20
+    for row in rows:
+        what, *cells = row.split(" | ")
+        named = re.findall(r"`([a-z0-9_…]*_[a-z0-9_…]*)`", " ".join(cells))
+        assert named, f"no test: {what}"
+        for name in named:
+            part = name.strip("…").strip("_")
+            whole = part if name.startswith("…") else f"^{part}"
+            assert any(re.search(whole, one) for one in known), f"{what}: no test_{name}"

@@ -176,6 +176,16 @@ def test_maintenance_that_comes_soon_is_told(start: float, end: float, seen: str
     assert seen == examine(survey(maintenance=(monthly,)))["maintenance"].seen
 
 
+@pytest.mark.parametrize(
+    ("config", "wait"),
+    [("", "2m"), ("AuthInfo = cred_expire=5", "5s"),
+     ("SchedulerParameters = requeue_delay=10", "10s")],
+)  # fmt: skip
+def test_how_long_a_requeued_job_waits_is_told(config: str, wait: str) -> None:
+    """A chain by requeue waits so long before each link."""
+    assert f"a requeued job waits at least {wait}" == examine(survey(config))["requeue"].seen
+
+
 def test_a_limit_of_nobody_is_no_limit() -> None:
     """Asked and answered: there is none."""
     free = survey(associations=(replace(ME, max_submit=None),))

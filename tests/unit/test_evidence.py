@@ -34,9 +34,16 @@ def test_words_about_an_earlier_run_are_not_heard() -> None:
     assert [] == evidence.in_log(STEPD.format(" DUE TO PREEMPTION"), MOMENT + 5)
 
 
-def test_a_step_is_spoken_of_as_a_job() -> None:
+@pytest.mark.parametrize(("steps", "heard"), [(True, [Cause.TIME_LIMIT]), (False, [])])
+def test_a_step_is_spoken_of_as_a_job(steps: bool, heard: list[Cause]) -> None:
+    """It may be one that the program started: who asks knows whether that counts."""
     line = "srun: error: *** STEP 12.0 ON c1 CANCELLED AT 2026-11-17T10:20:30 DUE TO TIME LIMIT ***"
-    assert [Cause.TIME_LIMIT] == [f.cause for f in evidence.in_log(line, 0)]
+    assert heard == [f.cause for f in evidence.in_log(line, 0, steps=steps)]
+
+
+def test_a_job_is_always_spoken_of() -> None:
+    line = STEPD.format(" DUE TO TIME LIMIT")
+    assert [Cause.TIME_LIMIT] == [f.cause for f in evidence.in_log(line, 0, steps=False)]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +56,13 @@ def test_a_step_is_spoken_of_as_a_job() -> None:
         "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks "
         "have been OOM Killed.",
         "bash: fork: Cannot allocate memory",
+        "slurmstepd: error: StepId=812.0 exceeded memory limit (2097152 > 1048576), being killed",
+        "slurmstepd: error: Job 812 exceeded memory limit (2097152 > 1048576), being killed",
+        "slurmstepd: error: Exceeded job memory limit at some point.",
+        "slurmstepd-n1: error: Exceeded step memory limit at some point.",
+        "Error: cannot allocate vector of size 7.5 Gb",
+        "Error: cannot allocate vector of length 4000000000",
+        "forrtl: severe (41): insufficient virtual memory",
     ],
 )
 def test_memory_that_was_not_there(line: str) -> None:
@@ -56,8 +70,20 @@ def test_memory_that_was_not_there(line: str) -> None:
     assert found is not None and found.cause is Cause.OUT_OF_MEMORY
 
 
-def test_ordinary_words_are_no_memory_failure() -> None:
-    assert evidence.out_of_memory("room for rooms\nbloom_killed\nValueError: bad memory") is None
+@pytest.mark.parametrize(
+    "line",
+    [
+        "room for rooms",
+        "bloom_killed",
+        "ValueError: bad memory",
+        "warning: cache exceeded memory limit (8 > 4), dropping entries",
+        "Exceeded job memory limit at some point in the simulated cluster",
+        "note: cannot allocate vector of names, using the default",
+        "insufficient virtual memory is reported by model B",
+    ],
+)
+def test_ordinary_words_are_no_memory_failure(line: str) -> None:
+    assert evidence.out_of_memory(line) is None
 
 
 @pytest.mark.parametrize(

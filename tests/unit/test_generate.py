@@ -52,7 +52,7 @@ def loaded(text: str, folder: Path) -> Profile:
 def test_it_loads_and_says_what_the_cluster_said(tmp_path: Path) -> None:
     """Names that YAML would read otherwise are quoted."""
     found = loaded(profile_text(survey()), tmp_path)
-    assert ("lab", "5s", "USR1", Strategy.ARRAY) == (
+    assert ("lab", "5s", "USR1", None) == (
         found.cluster, found.kill_wait, found.signal.name, found.chain.strategy,
     )  # fmt: skip
     gpu, low, null = (found.partitions[name] for name in ("gpu", "lowpriority", "null"))

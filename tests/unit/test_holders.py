@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_ckpt.errors import CorruptCheckpoint
+from hpc_ckpt.errors import CorruptCheckpoint, NewerCheckpoint
 from hpc_ckpt.format.image import lay_out
 from hpc_ckpt.format.manifest import ShardRecord, TreeText, json_text
 from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey
 from hpc_ckpt.settings import Best, Keep
-from hpc_ckpt.testing import PlainLeaf, image_of, make_checkpoint, plain_manifest
+from hpc_ckpt.testing import PlainLeaf, image_of, make_checkpoint, make_newer, plain_manifest
 from hpc_ckpt.tiers.base import Committed
 from hpc_ckpt.tiers.directory import DirectoryTier
-from hpc_ckpt.tiers.retention import Entry, retain, surplus
+from hpc_ckpt.tiers.drain import drain
+from hpc_ckpt.tiers.retention import Entry, lacking, retain, surplus
 
 STILL = [PlainLeaf("still", bytes(range(256)) * 50)]
 
@@ -298,6 +299,42 @@ def test_a_tree_as_text_is_written_as_the_tree(tier: DirectoryTier) -> None:
     other = plain_manifest(key(20), [record], tree=TreeText(json_text({**TREE, "a": 1})))
     assert not text.same_content(other)
     assert plain == type(plain).from_bytes(text.to_bytes())
+
+
+# ── what a newer version has made ─────────────────────────────────────────────────────────
+def test_what_a_newer_version_has_made_stays_with_all_it_may_refer_to(tier: DirectoryTier) -> None:
+    """Only that version can tell; it counts for nothing, and what is newer goes as ever."""
+    make_dependent(tier, 3, make_holder(tier, 1))
+    for step in (2, 4, 5, 6):
+        make_checkpoint(tier, key(step))
+    make_newer(tier.path_of(key(3)))
+    fresh = DirectoryTier(tier.path, chunk=4096)
+    removed = retain(fresh, Keep(last=2), generation=1, committed=key(6), guard=nobody)
+    assert ([key(4)], [key(step) for step in (1, 2, 3, 5, 6)]) == (removed, fresh.keys())
+    assert not fresh.remove(key(1))
+
+
+def test_what_a_newer_version_has_made_is_not_replaced(tier: DirectoryTier, tmp_path: Path) -> None:
+    """A drain takes only what is broken for something to replace."""
+    fast = DirectoryTier(tmp_path / "fast", name="fast", chunk=4096)
+    for place in (fast, tier):
+        make_checkpoint(place, key(1), STILL)
+    make_newer(tier.path_of(key(1)))
+    with pytest.raises(NewerCheckpoint):
+        drain(fast, tier, key(1), nobody)
+    with pytest.raises(NewerCheckpoint):
+        tier.manifest(key(1))
+
+
+def test_what_a_newer_version_has_made_is_not_looked_for(
+    tier: DirectoryTier, tmp_path: Path
+) -> None:
+    """This one cannot drain it."""
+    fast = DirectoryTier(tmp_path / "fast", name="fast", chunk=4096)
+    for step in (2, 4):
+        make_checkpoint(fast, key(step), STILL)
+    make_newer(fast.path_of(key(2)))
+    assert [key(4)] == lacking(fast, tier, Keep(last=1, every=2))
 
 
 # ── a bad moment ──────────────────────────────────────────────────────────────────────────

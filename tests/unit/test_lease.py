@@ -1,5 +1,7 @@
 """Leases: generations are unique and dense, holders are waited for, newer ones fence older."""
 
+import errno
+import json
 import multiprocessing
 import os
 import subprocess
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpc_ckpt import lease
+from hpc_ckpt import fsio, lease
 from hpc_ckpt.errors import Fenced, RootError
 from hpc_ckpt.lease import Holder, Waiting
 from hpc_ckpt.rundir import RunDir
@@ -77,6 +79,35 @@ def test_a_released_holder_is_not_waited_for_nor_asked_about(rundir: RunDir) -> 
     wait, asked = waiting(clock, alive=True)
     assert 2 == lease.acquire(rundir, Holder.here(), wait).generation
     assert (0.0, []) == (clock.now, asked)
+
+
+def test_a_lease_is_released_although_its_program_may_live(rundir: RunDir) -> None:
+    """The mark says so; a shim that has given the lease back itself knows better."""
+    take(rundir).release(program_left=True)
+    assert (True, False) == (lease.released(rundir, 1), lease.program_gone(rundir, 1))
+    (rundir.lease / "00000001.left").unlink()
+    assert lease.program_gone(rundir, 1)
+    second = take(rundir)
+    assert not lease.program_gone(rundir, 2)
+    (rundir.lease / "00000002.released").touch()
+    second.release(program_left=True)
+    assert lease.program_gone(rundir, 2)
+
+
+def test_a_mark_that_cannot_be_written_keeps_the_lease(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release without it would say that the program is gone."""
+    taken, real = take(rundir), fsio.write_atomic
+
+    def full(path: Path, data: bytes) -> None:
+        if path.suffix == ".left":
+            raise OSError(errno.ENOSPC, "full")
+        real(path, data)
+
+    monkeypatch.setattr(fsio, "write_atomic", full)
+    taken.release(program_left=True)
+    assert not lease.released(rundir, 1)
 
 
 def test_a_living_holder_is_waited_for_until_it_releases(rundir: RunDir) -> None:
@@ -189,22 +220,28 @@ def test_an_unwritable_root_is_the_users_error(tmp_path: Path) -> None:
     assert 2 == caught.value.exit_code
 
 
-def _start_at_once(root: Path, ready: Any, told: "multiprocessing.Queue[str]", over: Any) -> None:
+def _start_at_once(
+    root: Path, ready: Any, told: "multiprocessing.Queue[str]", over: Any, linked: bool = False
+) -> None:
     ready.wait()
     try:
-        lease.acquire_standalone(RunDir(root))
+        if linked:
+            lease.join(RunDir(root), 1)
+        else:
+            lease.acquire_standalone(RunDir(root))
         told.put("started")
         over.wait(30)
     except RootError:
         told.put("refused")
 
 
-def test_of_several_that_start_at_once_one_gets_the_root(rundir: RunDir) -> None:
+@pytest.mark.parametrize("linked", [False, True], ids=["by hand", "in a link"])
+def test_of_several_that_start_at_once_one_gets_the_root(rundir: RunDir, linked: bool) -> None:
     """The others are refused, not fenced a moment later."""
     context = multiprocessing.get_context("spawn")
     ready, over, told = context.Barrier(4), context.Event(), context.Queue()
     workers = [
-        context.Process(target=_start_at_once, args=(rundir.root, ready, told, over))
+        context.Process(target=_start_at_once, args=(rundir.root, ready, told, over, linked))
         for _ in range(4)
     ]
     for worker in workers:
@@ -247,3 +284,68 @@ def test_a_claim_that_was_swept_while_it_waited_is_written_again(rundir: RunDir)
     assert (2, 1) == (taken.generation, len(swept))
     assert [] == list(rundir.lease.glob(".claim*"))
     assert Holder.here() == lease.holder_of(rundir, 2)
+
+
+def as_another(rundir: RunDir, number: int) -> Holder:
+    """A living process that is not this one has that seat."""
+    pid = os.getppid()
+    other = Holder(**{**vars(Holder.here()), "pid": pid, "started": lease._ticks(pid)})
+    lease._seat_file(rundir, 1, number).write_text(json.dumps(vars(other)))
+    return other
+
+
+def test_two_programs_of_one_link_cannot_both_publish(rundir: RunDir) -> None:
+    """They would share generation and checkpoints, and restore each other's weights."""
+    other = as_another(rundir, 1)
+    with pytest.raises(RootError, match=f"process {other.pid} on .*only one program of a link"):
+        lease.join(rundir, 1)
+    lease._seat_file(rundir, 1, 1).unlink()
+    assert 1 == lease.join(rundir, 1).generation
+
+
+def test_a_process_that_begins_anew_by_exec_is_not_in_its_own_way(rundir: RunDir) -> None:
+    """It has the same number and the same start."""
+    lease.join(rundir, 1)
+    lease.join(rundir, 1).leave()
+    assert ["00000001.program-1"] == [path.name for path in rundir.lease.iterdir()]
+
+
+def test_of_two_that_find_room_in_one_moment_not_both_get_in(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One left between the look of the first and its link."""
+    real = lease._linked
+
+    def linked(rundir: RunDir, seat: Path) -> bool:
+        as_another(rundir, 2)
+        return real(rundir, seat)
+
+    monkeypatch.setattr(lease, "_linked", linked)
+    with pytest.raises(RootError, match="only one program of a link"):
+        lease.join(rundir, 1)
+    assert ["00000001.program-2"] == [path.name for path in rundir.lease.iterdir()]
+
+
+def test_a_program_that_was_killed_makes_room_for_the_next_of_its_link(rundir: RunDir) -> None:
+    """A launcher starts its worker again in the same link."""
+    script = (
+        "import sys, os, signal; from hpc_ckpt import lease; from hpc_ckpt.rundir import RunDir\n"
+        "lease.join(RunDir(sys.argv[1]), 1); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(rundir.root)], check=False)
+    lease.join(rundir, 1)
+    assert 2 == len(list(rundir.lease.glob("00000001.program-*")))
+
+
+def test_a_root_that_takes_no_file_does_not_keep_a_link_from_its_work(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full storage is normal: what can be saved elsewhere still is."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(fsio, "write_atomic", full)
+    joined = lease.join(rundir, 1)
+    joined.leave()
+    assert 1 == joined.generation

@@ -51,6 +51,59 @@ def test_a_running_link_counts_up_to_now(rundir: RunDir) -> None:
     assert State.RUNNING == status(rundir, 10).state
 
 
+def test_a_link_begins_when_it_begins(rundir: RunDir) -> None:
+    """Not when a set-up that failed stopped the chain, before anybody had this generation."""
+    stopped = {"reason": "module load x failed on n1", "last_lines": []}
+    wrote(rundir, 1, ("chain.stopped", 0, stopped), ("link.started", 90, {"step": 0}))
+    (link,) = status(rundir, 100).links
+    assert (START + 90, 10.0) == (link.started, link.allocated_s)
+
+
+NOTHING = ("chain.nothing_follows", 1, {"reason": "no job may be submitted here"})
+STOPPED = ("chain.stopped", 5, {"reason": "6 failed links", "last_lines": ["ZeroDivisionError"]})
+
+
+def after(rundir: RunDir, generation: int) -> None:
+    rundir.chain_file.write_text(json.dumps({"after_generation": generation}))
+
+
+def test_a_link_that_nothing_follows_says_so(rundir: RunDir) -> None:
+    wrote(rundir, 1, ("link.started", 0, {"step": 0}), NOTHING)
+    assert "nothing follows this link: no job may be submitted here" == status(rundir, 10).remark
+
+
+def test_what_a_failed_set_up_said_is_not_said_of_the_link_that_came_later(rundir: RunDir) -> None:
+    """Nobody had this generation then: its ledger is that of the link that was submitted next."""
+    wrote(rundir, 1, NOTHING, ("link.started", 90, {"step": 0}))
+    assert (State.RUNNING, "") == (status(rundir).state, status(rundir).remark)
+
+
+def test_a_link_that_is_about_to_begin_has_said_nothing_yet(rundir: RunDir) -> None:
+    """It waits for the last program; one that went on without having begun is over."""
+    wrote(rundir, 1, NOTHING)
+    assert "" == status(rundir).remark
+    (rundir.lease / "00000001.released").touch()
+    assert "nothing follows this link" in status(rundir).remark
+
+
+def test_what_ended_an_earlier_submission_is_not_said_of_this_one(rundir: RunDir) -> None:
+    wrote(rundir, 1, ("link.started", 0, {"step": 0}), NOTHING, ("link.ended", 2, {"cause": "x"}))
+    after(rundir, 1)
+    assert (State.BETWEEN, "") == (status(rundir).state, status(rundir).remark)
+
+
+@pytest.mark.parametrize(("submission", "shown"), [(0, ("ZeroDivisionError",)), (1, ())])
+def test_last_lines_are_of_the_submission_that_stopped(
+    rundir: RunDir, submission: int, shown: tuple[str, ...]
+) -> None:
+    """The newer one was stopped by its set-up: no program had said anything."""
+    ended = ("link.ended", 4, {"cause": "crashed"})
+    wrote(rundir, 1, ("link.started", 0, {"step": 0}), ended, STOPPED)
+    after(rundir, submission)
+    rundir.write_halt("module load x failed on n1")
+    assert (State.STOPPED, shown) == (status(rundir).state, status(rundir).last_lines)
+
+
 def test_goodput_is_committed_training_over_allocated_time(rundir: RunDir) -> None:
     """Stall, start-up and what was not committed do not count."""
     wrote(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,15 @@ import pytest
 
 from hpc_ckpt.chain.allocation import SlurmBackend
 from hpc_ckpt.chain.backend import Cause, JobRecord
+from hpc_ckpt.chain.claim import add_jobs
 from hpc_ckpt.chain.clockwork import Clockwork
 from hpc_ckpt.chain.lookback import cancelled_unseen
 from hpc_ckpt.chain.orders import MemberOrders, Orders
+from hpc_ckpt.chain.past import jobs_of
+from hpc_ckpt.chain.submit import take_up_again
 from hpc_ckpt.chain.succession import Requeue, Successors
 from hpc_ckpt.errors import SchedulerError
-from hpc_ckpt.events import EventLog
+from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.rundir import RunDir
 
 SHOWN = """\
@@ -24,20 +29,6 @@ JobId=815 ArrayJobId=812 ArrayTaskId=3 JobState=CANCELLED Restarts=1 NodeList=n1
 JobId=816 ArrayJobId=812 ArrayTaskId=4 JobState=CANCELLED Restarts=0 NodeList=(null)
 JobId=817 ArrayJobId=812 ArrayTaskId=5 JobState=RUNNING Restarts=0 NodeList=n2
 """
-
-
-@pytest.fixture
-def rundir(tmp_path: Path) -> RunDir:
-    place = RunDir(tmp_path / "run")
-    place.create()
-    record = {
-        "argv": ["true"],
-        "cwd": "/",
-        "spec": {"chain": {"max_links": 9}},
-        "profile": {"signal": {"name": "USR1"}, "kill_wait": "5s"},
-    }
-    place.chain_file.write_text(json.dumps(record))
-    return place
 
 
 def backend(run: Any) -> SlurmBackend:
@@ -54,6 +45,59 @@ def test_an_index_cancelled_before_it_wrote_anything_is_found(rundir: RunDir) ->
     assert "812_3" == cancelled_unseen(rundir, orders, asked)  # cancelled in its second run
     (rundir.lease / "00000002").write_text(json.dumps({**held, "restarts": 1}))
     assert cancelled_unseen(rundir, orders, asked) is None
+
+
+def test_a_job_cancelled_before_it_wrote_anything_is_found_by_the_next(rundir: RunDir) -> None:
+    """Where links are jobs of their own, the one in front is asked for, and only that."""
+    record = json.loads(rundir.chain_file.read_text())
+    rundir.chain_file.write_text(json.dumps({**record, "jobs": ["20", "21", "22"]}))
+    asked: list[str] = []
+
+    def run(argv: Any) -> str:
+        asked.append(argv[-1])
+        return f"JobId={argv[-1]} JobState=CANCELLED Restarts=0 NodeList=n1\n"
+
+    orders = Orders.read(rundir)
+    assert "21" == cancelled_unseen(rundir, orders, SlurmBackend({"SLURM_JOB_ID": "22"}, run=run))
+    assert cancelled_unseen(rundir, orders, SlurmBackend({"SLURM_JOB_ID": "20"}, run=run)) is None
+    assert ["21"] == asked
+    (rundir.lease / "00000001").write_text(json.dumps({"job": "21", "restarts": 0}))
+    assert cancelled_unseen(rundir, orders, SlurmBackend({"SLURM_JOB_ID": "22"}, run=run)) is None
+
+
+def cancelled(argv: Any) -> str:
+    """Of every job that is asked for."""
+    return f"JobId={argv[-1]} JobState=CANCELLED Restarts=0 NodeList=n1\n"
+
+
+def of_job(job: str) -> SlurmBackend:
+    return SlurmBackend({"SLURM_JOB_ID": job}, run=cancelled)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_jobs_of_an_earlier_submission_are_not_looked_at(rundir: RunDir, taken: bool) -> None:
+    """Whoever cancelled them has submitted again since. Extensions follow what they extended, also
+    one that was submitted by a link that never took its lease."""
+    add_jobs(rundir, ["20"])
+    EventLog(rundir.ledger_file(1)).emit(Event.CHAIN_EXTENDED, job="21", links=1)
+    if taken:
+        (rundir.lease / "00000001").write_text(json.dumps({"job": "20", "restarts": 0}))
+    take_up_again(rundir)
+    add_jobs(rundir, ["30", "31"])
+    own = 2 if taken else 1
+    EventLog(rundir.ledger_file(own)).emit(Event.CHAIN_EXTENDED, job="32", links=1)
+    (rundir.lease / f"{own:08d}").write_text(json.dumps({"job": "31", "restarts": 0}))
+    assert ["20", "21", "30", "31", "32"] == jobs_of(rundir)
+    orders = Orders.read(rundir)
+    assert cancelled_unseen(rundir, orders, of_job("30")) is None
+    assert "30" == cancelled_unseen(rundir, orders, of_job("31"))
+    assert cancelled_unseen(rundir, orders, of_job("32")) is None  # the lease tells of 31
+
+
+def test_a_job_that_a_failed_set_up_submitted_is_known(rundir: RunDir) -> None:
+    """Its ledger is that of a link which nobody has begun; it can be stopped all the same."""
+    EventLog(rundir.ledger_file(1)).emit(Event.CHAIN_EXTENDED, job="21", links=1)
+    assert ["21"] == jobs_of(rundir)
 
 
 def test_other_members_of_a_sweep_are_other_chains(rundir: RunDir) -> None:
@@ -91,6 +135,27 @@ def test_cancelled_in_the_grace_of_a_preemption_is_cancelled(
         clock.look_again()
         assert clock.seen is not None
         assert expected is clock.seen.cause
+
+
+def test_a_save_made_just_before_the_warning_is_known_to_it(rundir: RunDir) -> None:
+    """What a save takes is read now and then; unknown, it would end the link at once."""
+
+    class Running:
+        enforces_end = True
+
+        def look(self) -> JobRecord:
+            return JobRecord(end=end)
+
+    end = time.time() + 60.0
+    ledger = EventLog(rundir.ledger_file(1))
+    clock = Clockwork(rundir, Orders.read(rundir), Running(), ledger, 1)  # type: ignore[arg-type] # a double
+    clock.begin()
+    clock.tick()
+    saved = EventLog(rundir.events / "00000001-n1.jsonl")
+    saved.emit(Event.COMMITTED, step=20, full_s=0.1)
+    clock.warned(signal.SIGUSR1)
+    clock.tick()
+    assert rundir.notice(1) is None
 
 
 def test_hosts_are_excluded_once_the_job_is_in_the_queue(rundir: RunDir) -> None:

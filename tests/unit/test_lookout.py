@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,3 +135,42 @@ def test_signals_and_lines_count_together(
     signals.moments.append((second, "SIGTERM"))
     lookout.look()
     assert hurry == getattr(lookout.notice, "hurry", None)
+
+
+@pytest.mark.parametrize("what", ["notice", "deadline", "halt"])
+def test_what_cannot_be_read_at_once_is_read_later(
+    lookout: Lookout, rundir: RunDir, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A process out of descriptors still sees that a file has changed, but not what it says."""
+    rundir.give_notice(1, "runner")
+    rundir.write_deadline(1, 2000.0)
+    rundir.write_halt("enough")
+    real, name = Path.open, {"notice": "notice-1", "deadline": "deadline-1", "halt": "halt"}[what]
+
+    def full(self: Path, *arguments: Any, **more: Any) -> Any:
+        if self.name == name:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(self, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        lookout.look()
+    seen = {"notice": lookout.notice, "deadline": lookout.deadline_s, "halt": lookout.halted}
+    assert [what] == [key for key, value in seen.items() if value is None]
+    lookout.look()
+    assert (2000.0, "enough") == (lookout.deadline_s, lookout.halted)
+    assert lookout.notice is not None
+
+
+def test_a_deadline_that_cannot_be_read_just_now_is_still_the_last_one(
+    lookout: Lookout, rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rundir.write_deadline(1, 2000.0)
+    lookout.look()
+    rundir.write_deadline(1, 3000.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("hpc_ckpt.runtime.lookout._is_readable", lambda path: False)
+        lookout.look()
+    assert 2000.0 == lookout.deadline_s
+    lookout.look()
+    assert 3000.0 == lookout.deadline_s

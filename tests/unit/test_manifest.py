@@ -146,7 +146,7 @@ def test_an_unknown_version_says_to_upgrade() -> None:
     """A newer format may have other keys; the version is judged first."""
     defect = defect_of(edited(lambda r: r.update(format_version=2, future="yes")))
     assert defect.kind == DefectKind.UNSUPPORTED_VERSION
-    assert "Upgrade hpc_ckpt" in defect.detail
+    assert "upgrade hpc_ckpt" in defect.detail
 
 
 WRONG: dict[str, Callable[[dict[str, Any]], object]] = {

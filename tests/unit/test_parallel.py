@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 
@@ -234,3 +235,22 @@ def test_an_interrupt_between_pieces_ends_the_others_too(monkeypatch: pytest.Mon
     assert 0 == row._under_way
     assert take() is None
     assert begun == len(work.begun)
+
+
+def test_an_error_keeps_nothing_of_the_work_alive() -> None:
+    """A search that is tried again would fill memory with what every attempt had read."""
+
+    class Work:
+        def piece(self, number: int) -> None:
+            raise ValueError(number)
+
+    work = Work()
+    kept = weakref.ref(work)
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="0"):
+            Row(1, work.piece).run(2)
+        del work
+        assert kept() is None
+    finally:
+        gc.enable()

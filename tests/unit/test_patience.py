@@ -5,34 +5,24 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_ckpt.chain import link, patience
+from hpc_ckpt.chain import link, patience, unread
+from hpc_ckpt.chain.allocation import SlurmBackend
 from hpc_ckpt.chain.clockwork import Clockwork
 from hpc_ckpt.chain.local import LocalBackend
 from hpc_ckpt.chain.orders import Orders
 from hpc_ckpt.chain.succession import InOneProcess
+from hpc_ckpt.errors import SchedulerError
 from hpc_ckpt.events import EventLog
 from hpc_ckpt.rundir import RunDir
-
-
-@pytest.fixture
-def rundir(tmp_path: Path) -> RunDir:
-    place = RunDir(tmp_path / "run")
-    place.create()
-    record = {
-        "argv": ["true"],
-        "cwd": "/",
-        "spec": {"chain": {"max_links": 9}},
-        "profile": {"signal": {"name": "USR1"}, "kill_wait": "5s"},
-    }
-    place.chain_file.write_text(json.dumps(record))
-    return place
 
 
 @pytest.fixture
@@ -112,11 +102,11 @@ def waiting(monkeypatch: pytest.MonkeyPatch, back: Callable[[], object]) -> list
     return slept
 
 
-def run_main(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+def run_main(monkeypatch: pytest.MonkeyPatch, *words: str, backend: str = "local") -> int:
     """Up to where the runner begins."""
     monkeypatch.setattr(link.LinkRunner, "run", lambda _: 0)
     monkeypatch.setattr("signal.pthread_sigmask", lambda *_: set())
-    return link.main([*words, "--backend", "local"])
+    return link.main([*words, "--backend", backend])
 
 
 def test_the_orders_are_waited_for(
@@ -141,6 +131,77 @@ def test_a_sweep_is_waited_for(
     slept = waiting(monkeypatch, lambda: monkeypatch.setattr(Path, "read_bytes", reading))
     assert 0 == run_main(monkeypatch, "--root", str(tmp_path), "--member", "1")
     assert [patience.STORAGE_RETRY_S] == slept
+
+
+def asks_slurm(monkeypatch: pytest.MonkeyPatch, *answers: str | SchedulerError) -> list[list[str]]:
+    """What is asked of a scheduler that answers so, from within job 812."""
+    asked: list[list[str]] = []
+    left = list(answers)
+
+    def run(argv: Sequence[str], *_: Any) -> str:
+        asked.append(list(argv))
+        answer = left.pop(0) if left else ""
+        if isinstance(answer, SchedulerError):
+            raise answer
+        return answer
+
+    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "812")
+    monkeypatch.setattr(unread, "SlurmBackend", partial(SlurmBackend, run=run))
+    return asked
+
+
+def unread_for_ever(monkeypatch: pytest.MonkeyPatch, rundir: RunDir, strategy: str) -> int:
+    monkeypatch.setattr(patience, "STORAGE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(Path, "read_bytes", stale)
+    root = ("--root", str(rundir.root))
+    return run_main(monkeypatch, *root, "--strategy", strategy, backend="slurm")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [("requeue", True), ("resubmit", True), ("array", False), ("afterany", False)],
+)
+def test_orders_that_never_come_do_not_end_a_chain(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, strategy: str, expected: bool
+) -> None:
+    """Where nothing waits behind this link, its job goes back into the queue."""
+    asked = asks_slurm(monkeypatch)
+    assert 0 != unread_for_ever(monkeypatch, rundir, strategy)
+    assert ([["scontrol", "requeue", "812"]] if expected else []) == asked
+
+
+@pytest.mark.parametrize(
+    ("state", "requeued"),
+    [("CANCELLED Reason=None", False), ("COMPLETING Reason=TimeLimit", True), ("RUNNING", False)],
+)
+def test_told_to_stop_while_orders_are_waited_for(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, state: str, requeued: bool
+) -> None:
+    """What somebody cancelled is not brought back."""
+    asked = asks_slurm(monkeypatch, f"JobId=812 JobState={state} Restarts=0")
+    monkeypatch.setattr(patience, "sleep_unless_told", tell)
+    monkeypatch.setattr(Path, "read_bytes", stale)
+    root = ("--root", str(rundir.root))
+    assert 1 == run_main(monkeypatch, *root, "--strategy", "requeue", backend="slurm")
+    assert requeued == (["scontrol", "requeue", "812"] in asked)
+
+
+def tell(_: float) -> None:
+    raise patience.ToldToStop
+
+
+def test_storage_and_scheduler_are_away_together(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a failure of power; a refusal is final, and said."""
+    away = SchedulerError(["scontrol"], 1, "Unable to contact slurm controller")
+    asked = asks_slurm(monkeypatch, away, SchedulerError(["scontrol"], 1, "disabled\n"))
+    slept: list[float] = []
+    unread.requeue(unread.SlurmBackend(os.environ), sleep=slept.append)
+    assert (2, 1) == (len(asked), len(slept))
+    assert "nothing follows this link: disabled; submit the chain again" in caplog.text
 
 
 def test_a_run_that_is_gone_is_not_waited_for(

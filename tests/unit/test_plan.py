@@ -12,11 +12,13 @@ from hpc_ckpt import __version__, settings
 from hpc_ckpt.chain.activation import Activation, Kind, active
 from hpc_ckpt.chain.directives import dependency_of
 from hpc_ckpt.chain.plan import Plan, plan_chain
-from hpc_ckpt.chain.profile import Profile
+from hpc_ckpt.chain.profile import Profile, Strategy
 from hpc_ckpt.chain.record import chain_record
 from hpc_ckpt.chain.spec import Spec
+from hpc_ckpt.chain.strategy import MOST_JOBS
 from hpc_ckpt.chain.survey import Bound, LiveLimits
 from hpc_ckpt.errors import SpecError
+from hpc_ckpt.levels.choice import Choice
 from hpc_ckpt.tiers.wishes import Survives, TierWish
 
 CWD = Path("/home/u/project")
@@ -109,6 +111,32 @@ def test_links_are_what_the_work_needs_and_some_to_spare(
     """ceil(total / (link − lead − 60 s)), a tenth more, twice as many where links are preempted."""
     made = plan(partition=partition, chain=chain)
     assert (expected, f"1-{expected}%1") == (made.links, made.array)
+
+
+@pytest.mark.parametrize(
+    ("chain", "budget", "said"),
+    [
+        ({"total_time": "72h"}, 11, "at most 11 of 8h each (3d 16h), one at a time"),
+        (
+            {"total_time": "72h", "max_links": 40},
+            40,
+            "11 of 8h each for the work, at most 40 (13d 8h), one at a time",
+        ),
+        (
+            {"total_time": "72h", "max_links": 4},
+            4,
+            "at most 4 of 8h each (1d 8h), one at a time",
+        ),
+        ({"max_links": 40}, 40, "at most 40 of 8h each (13d 8h), one at a time"),
+    ],
+)
+def test_the_budget_is_what_the_user_allows(chain: dict[str, Any], budget: int, said: str) -> None:
+    """The plan says what is enforced: a chain may need more links than were planned."""
+    spec, profile = both(LAB, partition="gpu", chain=chain)
+    made = plan_chain(spec, profile, cwd=CWD)
+    record = chain_record(spec, profile, made, chain="x", created=0.0)
+    assert (budget, budget) == (made.budget, record["spec"]["chain"]["max_links"])
+    assert f"links     {said}" in made.describe()
 
 
 def test_a_local_chain_loses_no_time_to_warnings() -> None:
@@ -260,13 +288,16 @@ def test_a_plan_can_be_read() -> None:
     expected = [
         "chain     train on lab, partition gpu,low",
         "root      /runs/train",
-        "links     at most 20 of 8h each, one at a time (6d 16h in all)",
+        "links     20 of 8h each for the work, at most 40 (13d 8h), one at a time",
         "work      3d asked for",
         "level     model: the command is expected to use hpc_ckpt.Checkpointer,"
         " or to exit 75 when saved",
         "policy    auto, which means every 10 min in this version",
         "keep      the newest 3, every 1000th step, the best by accuracy (max)",
         "set-up    activate /home/u/venv",
+        "note      20 links are submitted now; this site lets no compute node submit more "
+        "(chain.submit_from_compute_nodes): further ones take 'hpc-ckpt resume', which counts the "
+        "40 anew",
         "note      links on low can be preempted (requeue, 120s to save)",
     ]
     assert expected == made.describe()
@@ -322,6 +353,22 @@ def test_a_local_plan_says_what_it_does_not_use() -> None:
 def limited(site: dict[str, object], limits: LiveLimits, **keys: object) -> Plan:
     spec, profile = both({**LAB, **site}, partition="gpu", **keys)
     return plan_chain(spec, profile, cwd=CWD, limits=limits)
+
+
+@pytest.mark.parametrize("most", [0, 1])
+@pytest.mark.parametrize("site", [{}, {"chain": {"strategy": "array"}}])
+def test_where_arrays_are_off_jobs_wait_for_each_other(most: int, site: dict[str, object]) -> None:
+    """Slurm's MaxArraySize is one more than the highest index."""
+    made = limited(site, LiveLimits(most), chain={"max_links": 10})
+    assert (Strategy.AFTERANY, None, 10) == (made.strategy, made.array, made.links)
+    assert not any("links at once" in note for note in made.notes)
+
+
+def test_an_array_that_was_asked_for_is_not_replaced_in_silence() -> None:
+    with pytest.raises(SpecError, match=r"takes no job arrays \(MaxArraySize\)"):
+        limited({}, LiveLimits(0), chain={"strategy": "array"})
+    with pytest.raises(SpecError, match=r"2 are more than this site takes in one array \(0\)"):
+        limited({}, LiveLimits(0), members={"x": [1, 2]})
 
 
 def test_an_array_is_no_larger_than_the_site_takes() -> None:
@@ -437,6 +484,88 @@ def test_other_strategies_are_no_array(strategy: str) -> None:
     assert str(written["--output"]).endswith("/logs/slurm-%j.log")
 
 
+OWN_FILES = Choice(({"name": "gromacs"},), "gromacs", "by its recipe")
+PLAIN = Choice((), "plain", "nothing else fits")
+
+
+@pytest.mark.parametrize("level", [OWN_FILES, PLAIN])
+def test_programs_that_write_files_of_their_own_never_overlap(level: Choice) -> None:
+    """No lease keeps two of them apart: each link is a job that waits until the last is gone."""
+    spec, profile = both(LAB, partition="gpu", chain={"max_links": 4})
+    made = plan_chain(spec, profile, cwd=CWD, level=level)
+    assert (Strategy.AFTERANY, None, 4) == (made.strategy, made.array, made.links)
+    assert (
+        "strategy  afterany: the program writes files of its own, so no two links may overlap"
+        in made.describe()
+    )
+    assert chain_record(spec, profile, made, chain="x", created=0.0)["alone"]
+    later = plan_chain(spec, profile, cwd=CWD, later=[level])
+    assert (Strategy.AFTERANY, False) == (later.strategy, later.fenced)
+
+
+@pytest.mark.parametrize(
+    ("site", "keys"),
+    [({}, {"chain": {"strategy": "array"}}), ({"chain": {"strategy": "array"}}, {})],
+)
+def test_an_array_of_such_programs_is_had_for_the_asking(
+    site: dict[str, Any], keys: dict[str, Any]
+) -> None:
+    """With a word about it; a program with a Checkpointer needs none."""
+    spec, profile = both({**LAB, **site}, partition="gpu", **keys)
+    made = plan_chain(spec, profile, cwd=CWD, level=OWN_FILES)
+    assert Strategy.ARRAY is made.strategy
+    assert any("with afterany it does not start" in note for note in made.notes)
+    fenced = plan_chain(spec, profile, cwd=CWD)
+    assert not any("afterany" in note for note in fenced.notes)
+
+
+def test_what_the_queue_takes_today_is_not_the_budget() -> None:
+    """A chain that extends itself, or is resumed, would stop after what happened to fit."""
+    limits = LiveLimits(None, Bound(21, "QoS 'normal'"))
+    spec, profile = both({**LAB, **EXTENDS}, partition="gpu", chain={"total_time": "720h"})
+    made = plan_chain(spec, profile, cwd=CWD, limits=limits)
+    record = chain_record(spec, profile, made, chain="x", created=0.0)
+    assert (20, 20) == (made.links, record["links"])
+    assert record["spec"]["chain"]["max_links"] == made.budget > 20
+    assert any(f"at most {made.budget} of" in line for line in made.describe())
+
+
+@pytest.mark.parametrize("strategy", ["array", "afterany"])
+def test_links_that_are_not_submitted_now_are_told(strategy: str) -> None:
+    """How they come about depends on the site."""
+    budget = {"total_time": "72h", "max_links": 40, "strategy": strategy}
+    by_itself = plan({**LAB, **EXTENDS}, partition="gpu", chain=budget)
+    assert "11 links are submitted now; the chain submits further ones itself" in by_itself.notes
+    by_its_user = plan(partition="gpu", chain=budget)
+    (said,) = [note for note in by_its_user.notes if "submitted now" in note]
+    assert "hpc-ckpt resume" in said
+    every = plan(partition="gpu", chain={**budget, "max_links": 11})
+    assert not any("submitted now" in note for note in every.notes)
+
+
+def test_where_one_job_is_all_links_nothing_is_left_to_submit() -> None:
+    site = {**LAB, "chain": {"submit_from_compute_nodes": True, "requeue": True}}
+    for strategy in ("requeue", "resubmit"):
+        budget = {"total_time": "72h", "max_links": 40, "strategy": strategy}
+        made = plan(site, partition="gpu", chain=budget)
+        assert not any("submitted now" in note for note in made.notes)
+
+
+def test_a_long_chain_of_jobs_is_submitted_in_parts() -> None:
+    """One call of sbatch each; where links may submit, they go on with the rest."""
+    spec, profile = both({**LAB, **EXTENDS}, partition="gpu", chain={"max_links": 400})
+    made = plan_chain(spec, profile, cwd=CWD, level=OWN_FILES)
+    assert MOST_JOBS == made.links
+    said = "100 jobs are submitted at once instead of 400; the chain extends itself"
+    assert said == made.notes[0]
+
+
+def test_a_sweep_of_such_programs_goes_on_by_requeue() -> None:
+    """One job each: Slurm does not start it again before it has ended."""
+    spec, profile = both(LAB, members={"x": [1, 2]})
+    assert Strategy.REQUEUE is plan_chain(spec, profile, cwd=CWD, level=OWN_FILES).strategy
+
+
 @pytest.mark.parametrize(
     ("site", "keys", "said"),
     [
@@ -444,6 +573,16 @@ def test_other_strategies_are_no_array(strategy: str) -> None:
             {"chain": {"requeue": False}},
             {"chain": {"strategy": "requeue"}},
             "requeue is not allowed",
+        ),
+        (
+            {"directives": {"extra": ["--comment=a --no-req"]}},
+            {"chain": {"strategy": "requeue"}},
+            "'--comment=a --no-req': chain.strategy is requeue",
+        ),
+        (
+            {},
+            {"chain": {"strategy": "requeue"}, "sbatch": ["--no-requeue"]},
+            "'--no-requeue': chain.strategy is requeue, and Slurm would not put the job back",
         ),
         ({}, {"chain": {"strategy": "resubmit"}}, "resubmit needs sbatch on compute nodes"),
         ({"chain": {"requeue": False}}, {"members": {"x": [1]}}, "neither requeue nor sbatch"),
@@ -531,8 +670,10 @@ def test_the_record_of_a_chain() -> None:
         "threads": 8,
         "backend": "slurm",
         "levels": [],
+        "choice": {"level": "model", "rejected": {}},
         "then": [],
         "lead_s": None,
+        "alone": False,
         "strategy": "array",
         "links": 11,
         "gpus": 0,

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,3 +45,30 @@ def test_the_lease_is_looked_at() -> None:
 
     with pytest.raises(Fenced):
         Published(fenced).check(order(given_up=False), CheckpointKey(1, 4))
+
+
+class Slow:
+    """A key; while it is compared, another thread says what it has published."""
+
+    def __init__(self, key: CheckpointKey, meanwhile: threading.Thread) -> None:
+        self._key, self._meanwhile = key, meanwhile
+
+    def __gt__(self, key: CheckpointKey) -> bool:
+        self._meanwhile.start()
+        self._meanwhile.join(0.2)  # it may have to wait for this very comparison
+        return self._key > key
+
+    def __lt__(self, key: CheckpointKey) -> bool:
+        return self._key < key
+
+
+def test_two_threads_that_publish_never_go_back() -> None:
+    """The drain brings an older one home while a newer one is committed."""
+    published = Published(lambda: None)
+    published.stands(CheckpointKey(1, 1), lasts=True)
+    newer = CheckpointKey(1, 3)
+    other = threading.Thread(target=published.stands, args=(newer,), kwargs={"lasts": True})
+    older: Any = Slow(CheckpointKey(1, 2), other)
+    published.stands(older, lasts=False)
+    other.join(60)
+    assert (newer, newer) == (published.newest, published.lasting)

@@ -1,10 +1,12 @@
 """What leaves the house has no secrets in it: many spellings, and what must stay readable."""
 
 import json
+import time
 
 import pytest
 
-from hpc_ckpt.chain.redact import MARK, redact, secrecy
+from hpc_ckpt.chain.redact import MARK, redact
+from hpc_ckpt.chain.secrecy import secrecy
 
 HEX = "0123456789abcdef0123456789abcdef01234567"
 """As long as a key of Weights & Biases."""
@@ -106,6 +108,75 @@ HEX = "0123456789abcdef0123456789abcdef01234567"
         ("passwords:\n  - hunter2\n  - line2\nnext: 1", "line2"),
         ("token: 1234567890", "1234567890"),
         ("dict(token=12345678)", "12345678"),
+        # as machines write it: without spaces, in another text, cut off
+        ('{"a":{"b":1,"token":"hunter2"}}', "hunter2"),
+        ('{"user":"bob","password":"hunter2"}', "hunter2"),
+        ('{"credentials":{"user":"bob","value":"hunter2"}}', "hunter2"),
+        ('{"password":"hunter2', "hunter2"),
+        ("password='hunter2", "hunter2"),
+        (r'{\"token\":\"hunter2\"}', "hunter2"),
+        ('["--token","hunter2","--lr","0.1"]', "hunter2"),
+        ("['--token','hunter2']", "hunter2"),
+        (r'[\"--token\",\"hunter2\"]', "hunter2"),
+        ('["sshpass","-p","hunter2","ssh"]', "hunter2"),
+        (r'[\"sshpass\",\"-p\",\"hunter2\",\"ssh\"]', "hunter2"),
+        (r'[\"sshpass\", \"-p\", \"hunter2\", \"ssh\"]', "hunter2"),
+        ('["curl","-u","bob:hunter2","x"]', "hunter2"),
+        (r'{\\\"token\\\":\\\"hunter2\\\"}', "hunter2"),
+        ("<password>hunter2</password>", "hunter2"),
+        ('<add key="Password" value="hunter2"/>', "hunter2"),
+        ("HF_TOKEN=hunter2\0OTHER=1", "hunter2"),
+        # the quotes of bash, and words of several pieces
+        ("export TOKEN=$'hunter2'", "hunter2"),
+        (r"export DB_PASSWORD=$'a\'hunter2'", "hunter2"),
+        ('PASSWORD=$"hunter2"', "hunter2"),
+        ("password='hun'\"hunter2\"", "hunter2"),
+        ('password=ab"hunter2"', "hunter2"),
+        (r"password=a\ hunter2", "hunter2"),
+        ("TOKEN=`echo hunter2`", "hunter2"),
+        ("declare -x HF_TOKEN=\"hunter2\"", "hunter2"),
+        # connection strings
+        ("Server=db;Uid=bob;Pwd=hunter2;", "hunter2"),
+        ("Server=db;User Id=bob;Password=hunter2;Trusted=no", "hunter2"),
+        ("host=db user=bob password=hunter2 dbname=x", "hunter2"),
+        ("AccountName=a;AccountKey=hunter2==;EndpointSuffix=x", "hunter2"),
+        ("redis://:hunter2@cache:6379/0", "hunter2"),
+        # names
+        ("GITHUB_PAT=hunter2", "hunter2"),
+        ("export AZURE_DEVOPS_EXT_PAT=hunter2", "hunter2"),
+        ("pass=hunter2", "hunter2"),
+        ("WEBHOOK_URL=https://x.example.org/hunter2", "hunter2"),
+        ("PRIVATE-TOKEN: hunter2", "hunter2"),
+        ("//registry.npmjs.org/:_authToken=hunter2", "hunter2"),
+        # code, and other signs between name and value
+        ('os.environ["HF_TOKEN"] = "hunter"', "hunter"),
+        ('os.putenv("HF_TOKEN", "hunter")', "hunter"),
+        ('os.environ.setdefault("WANDB_API_KEY", "hunter")', "hunter"),
+        ('if token == "hunter":', "hunter"),
+        ("password    =    hunter", "hunter"),
+        ("password => hunter", "hunter"),
+        ("password := hunter", "hunter"),
+        ("set -gx HF_TOKEN hunter", "hunter"),
+        ("ENV HF_TOKEN hunter", "hunter"),
+        # requests
+        ("authorization=Bearer hunter2", "hunter2"),
+        ("headers={'Authorization': 'Bearer hunter2'}", "hunter2"),
+        ("-H 'Authorization: token hunter2'", "hunter2"),
+        # options of one letter
+        ("7z x -phunter2 a.7z", "hunter2"),
+        ("openssl enc -k hunter2 -in x", "hunter2"),
+        ("openssl rsa -passin pass:hunter2", "hunter2"),
+        ("ssh-keygen -N hunter2 -f x", "hunter2"),
+        ("docker login -u bob -p hunter2 reg", "hunter2"),
+        ("smbclient //x/y -U bob%hunter2", "hunter2"),
+        ("wget --http-password=hunter2 x", "hunter2"),
+        ("curl -ubob:hunter2 x", "hunter2"),
+        # files, and what people are told
+        ("machine x login bob account y password hunter", "hunter"),
+        ("bob:$6$saltsalt$hunter2abcdefghijkl:19000:", "hunter2"),
+        ("bob:$2b$12$hunter2abcdefghijklmnopqrstuvwxyz", "hunter2"),
+        ("the passphrase for key is hunter2", "hunter2"),
+        ("Password for bob: hunter2", "hunter2"),
     ],
 )  # fmt: skip
 def test_secrets_go(text: str, secret: str) -> None:
@@ -155,6 +226,13 @@ def test_secrets_go(text: str, secret: str) -> None:
         "pin: {code: commit}",
         "python -u train.py --lr 0.1",
         "https://hooks.example.org/docs",
+        "OLDPWD=/home/me pwd: ./project",
+        'tokens: [1, 2, 3] and "tokens":[4,5]',
+        '["python","train.py","--lr","0.1","-u","x"]',
+        "3 tests pass: 2, pass=ok",
+        "patience: 3 path=/a/b pattern=x patch: 3",
+        "docker run -p 8080:80 image; mkdir -p dir/sub",
+        "step 3 token 7",
         "   1  local     0 → 94  time limit         6.5 s   0.019 s         0     22 %",
     ],
 )
@@ -171,8 +249,9 @@ def test_json_stays_json() -> None:
         "command": 'TOKEN="a b" python x.py --password "c d"',
         "url": "https://me:pw@host/",
     }
-    for indent in (None, 1):
-        clean, _ = redact(json.dumps(record, indent=indent), "f")
+    compact = (",", ":")
+    for indent, separators in ((None, None), (1, None), (None, compact)):
+        clean, _ = redact(json.dumps(record, indent=indent, separators=separators), "f")
         read = json.loads(clean)
         assert [MARK, "--lr", "0.1"] == read["argv"][2:]
         assert {MARK} == {read["environment"][k] for k in ("WANDB_API_KEY", "PASSWORD")}
@@ -204,7 +283,8 @@ def test_clean_text_is_not_cleaned_again() -> None:
     [
         ("WANDB_API_KEY", "mostly"), ("apiKey", "always"), ("APIKEY", "always"),
         ("GITHUB_TOKEN", "mostly"), ("dbPassword", "always"), ("PGPASSWORD", "always"),
-        ("PWD", None), ("OLDPWD", None), ("DB_PWD", "always"), ("TOKENIZERS_PARALLELISM", None),
+        ("PWD", "unless a directory"), ("OLDPWD", "unless a directory"), ("DB_PWD", "always"),
+        ("GITHUB_PAT", "mostly"), ("PATTERN", None), ("TOKENIZERS_PARALLELISM", None),
         ("keep", None), ("PATH", None), ("MONKEY", None), ("compass", None),
     ],
 )  # fmt: skip
@@ -213,8 +293,34 @@ def test_names_of_secrets(name: str, expected: str | None) -> None:
     assert expected == secrecy(name)
 
 
+HOSTILE = (
+    "a=", "token=", "token=1 ", "password=$a;", "--token ", "-u ", "a://", "login ", "machine a ",
+    '"', '\\"', 'token="', "token=\\\"", "token=a\\ ", "a: |\n ", "secret: |\n ", "secrets:\n- a\n",
+    "-----BEGIN PRIVATE KEY-----", "sshpass ", "key=[", "key={", "x", "eyJ.", "=", "x-a-",
+    "authorization:", "password ", "token for a ", "<password>", '("token", ', "a.", "https://a.",
+    "$1$", "\n", " ", '"--token",', '"--token","', '"sshpass","-p","', 'sshpass -p\\"', "-u\",",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_cost_grows_with_the_length_and_no_faster(unit: str) -> None:
+    """Progress bars make lines of megabytes. Sixteen times the text may take sixty-four times as
+    long here, in the processor's time; what grows with the square takes 256."""
+
+    def seconds(length: int) -> float:
+        text = (unit * (length // len(unit) + 1))[:length]
+        times = []
+        for _ in range(3):
+            began = time.thread_time()
+            redact(text, "f")
+            times.append(time.thread_time() - began)
+        return min(times)
+
+    assert seconds(32768) < 64 * seconds(2048) + 0.05
+
+
 def test_a_long_text_without_end_is_read_in_time() -> None:
-    """Progress bars make lines of megabytes."""
+    """It keeps its length but for what goes."""
     text = "a=b " * 20_000 + "x" * 200_000 + "=" * 1000 + "https://" + "y" * 50_000
     clean, _ = redact(text, "f")
     assert len(clean) >= len(text) - 300_000

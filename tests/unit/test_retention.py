@@ -97,6 +97,14 @@ def test_revisions_are_counted_one_by_one() -> None:
     assert gone == [key(5)]
 
 
+def test_where_all_are_broken_nothing_goes() -> None:
+    """The committed one too, by what it refers to: no moment to remove anything."""
+    entries = plain(10, 20, 30)
+    broken = [entry.key for entry in entries]
+    gone = surplus(entries, Keep(last=1), own_generation=1, committed=key(30), known_broken=broken)
+    assert gone == []
+
+
 # ── retain ────────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 def tier(tmp_path: Path) -> DirectoryTier:

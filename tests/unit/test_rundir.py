@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_ckpt import fsio
 from hpc_ckpt.rundir import (
     MANIFEST_NAME,
     CheckpointKey,
@@ -76,6 +77,21 @@ def test_run_directories_are_private(rundir: RunDir) -> None:
     assert {0o700} == {
         path.stat().st_mode & 0o777 for path in [rundir.root, *rundir.root.iterdir()]
     }
+
+
+def test_the_names_of_all_that_was_made_survive_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the first directory that was there before; what was there is not synced again."""
+    synced: list[Path] = []
+    monkeypatch.setattr(fsio, "sync_directory", lambda path: synced.append(Path(path)))
+    place = RunDir(tmp_path / "new" / "deep" / "run")
+    place.create()
+    deep = place.root.parent
+    assert {tmp_path, deep.parent, deep, place.root} == set(synced)
+    synced.clear()
+    place.create()
+    assert [] == synced
 
 
 def test_an_outcome_is_read_back(rundir: RunDir) -> None:

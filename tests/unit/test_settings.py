@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -98,6 +99,24 @@ def test_bad_retention_is_refused_by_name(value: object, complaint: str) -> None
     """The error names the key that is wrong."""
     with pytest.raises(SpecError, match=complaint):
         parse_keep(value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [({"last": 0}, "last"), ({"last": -1}, "last"), ({"last": True}, "last"),
+     ({"last": None}, "last"), ({"last": "3"}, "last"), ({"last": 2.0}, "last"),
+     ({"every": 0}, "every"), ({"every": -5}, "every")],
+)  # fmt: skip
+def test_retention_given_as_an_object_is_checked_too(fields: dict[str, Any], name: str) -> None:
+    """The newest none would be all of them, and everything a multiple of nothing an error."""
+    with pytest.raises(SpecError, match=f"keep.{name}: "):
+        Keep(**fields)
+
+
+def test_the_best_given_as_an_object_is_checked_too() -> None:
+    """Any other word would have meant max."""
+    with pytest.raises(SpecError, match="max or min"):
+        Best(metric="loss", mode="least")
 
 
 # ── sources and their order ───────────────────────────────────────────────────────────────

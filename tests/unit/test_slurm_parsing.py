@@ -1,11 +1,13 @@
 """Slurm's answers, pasted from a real 22.05, turned into facts; and what is asked of it."""
 
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from hpc_ckpt.chain import slurm
+from hpc_ckpt.chain import site, slurm, survey
 from hpc_ckpt.chain.allocation import SlurmBackend
 from hpc_ckpt.chain.backend import Cause, JobRecord
 from hpc_ckpt.errors import SchedulerError
@@ -40,6 +42,20 @@ def test_a_record_is_read_field_by_field() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        RUNNING.rstrip()
+        + " Comment=my run JobState=CANCELLED by me AdminComment=moved EndTime=5\n",
+        re.sub("JobName=\\S+", "JobName=my JobState=CANCELLED EndTime=5", RUNNING),
+    ],
+)
+def test_what_people_write_into_a_record_is_no_field_of_it(text: str) -> None:
+    """A comment, or a name, that says how a job stands."""
+    record = slurm.parse_record(text)
+    assert ("RUNNING", "1794804311") == (record["JobState"], record["EndTime"])
+
+
+@pytest.mark.parametrize(
     ("changes", "cause"),
     [
         ({}, None),
@@ -49,6 +65,8 @@ def test_a_record_is_read_field_by_field() -> None:
         ({"JobState": "COMPLETING", "Restarts": "1"}, Cause.REQUEUED),
         ({"JobState": "COMPLETING"}, Cause.CANCELLED),
         ({"JobState": "CANCELLED"}, Cause.CANCELLED),
+        ({"JobState": "NODE_FAIL", "Reason": "NodeDown"}, Cause.NODE_FAILURE),
+        ({"JobState": "BOOT_FAIL"}, Cause.NODE_FAILURE),
     ],
 )
 def test_the_cause_is_read_from_the_record(changes: dict[str, str], cause: Cause | None) -> None:
@@ -106,6 +124,15 @@ class Asked:
         if isinstance(self.answer, SchedulerError):
             raise self.answer
         return self.answer
+
+
+def test_nodes_of_a_hidden_partition_are_seen() -> None:
+    """sinfo shows one that is named, and refuses --all then; else it shows hidden ones by --all."""
+    ask = Asked("n1|idle|(null)|x\nn2|idle|(null)|x\n")
+    backend = SlurmBackend({"SLURM_JOB_PARTITION": "gpu", "SLURMD_NODENAME": "n1"}, run=ask)
+    assert ["n2"] == backend.like("n1")
+    backend.ended_whole(0)
+    assert [False, True] == ["--all" in command for command in ask.commands]
 
 
 GONE = SchedulerError(["squeue"], 1, "slurm_load_jobs error: Invalid job id specified")
@@ -212,10 +239,70 @@ def test_one_forgotten_job_does_not_hide_the_others() -> None:
 def test_what_waits_for_ever_is_no_successor() -> None:
     """Held, but not by its user, or behind something that will never be: a chain that counts on it
     ends silently."""
-    ask = Asked(
-        "10_5 JobArrayTaskLimit\n10_6 JobHeldUser\n10_7 JobHeldAdmin\n"
-        "10_8 launch failed requeued held\n11 DependencyNeverSatisfied\n12 Dependency\n13\n"
-        "14 JobHoldMaxRequeue\n15 None\n"
-    )
-    assert ["10_5", "10_6", "12", "13", "15"] == slurm.pending(["10", "11"], ask)
-    assert "--format=%i %r" in ask.commands[0]
+    reasons = {
+        "10_5": "JobArrayTaskLimit", "10_6": "JobHeldUser", "10_7": "JobHeldAdmin",
+        "10_8": "launch failed requeued held", "11": "DependencyNeverSatisfied",
+        "12": "Dependency", "13": "", "14": "JobHoldMaxRequeue", "15": "None",
+    }  # fmt: skip
+    ask = Asked("".join(f"{job}|PENDING|{why}|/r/chain.sbatch\n" for job, why in reasons.items()))
+    found = slurm.in_queue(ask)
+    assert ["10_5", "10_6", "12", "13", "15"] == [one.id for one in found if one.will_begin]
+    assert [
+        ["squeue", "--me", "--all", "--array", "--noheader", "--format=%i|%T|%r|%o"]
+    ] == ask.commands
+
+
+@pytest.mark.parametrize(
+    ("reason", "begins"),
+    [("BadConstraints", False), ("PartitionTimeLimit", False), ("InvalidAccount", False),
+     ("InvalidQOS", False), ("AccountNotAllowed", False), ("QOSNotAllowed", False),
+     ("ReservationDeleted", False), ("QOSMaxWallDurationPerJobLimit", False),
+     ("AssocMaxWallDurationPerJobLimit", False), ("QOSMaxGRESPerJob", False),
+     ("AssocMaxCpuPerNode", False), ("QOSMinGRES", False),
+     ("Constraints", True), ("PartitionDown", True), ("PartitionNodeLimit", True),
+     ("ReqNodeNotAvail, UnavailableNodes:n1", True), ("AssocGrpCPUMinutesLimit", True),
+     ("AssocMaxJobsLimit", True), ("QOSMaxCpuPerUserLimit", True), ("MaxGRESPerAccount", True),
+     ("QOSGrpWallLimit", True), ("Reservation", True)],
+)  # fmt: skip
+def test_what_the_site_does_not_give_is_no_successor(reason: str, begins: bool) -> None:
+    """An account or a limit that changed stays changed; other jobs end, and nodes come back."""
+    assert begins == slurm.InQueue("10_5", "PENDING", reason).will_begin
+
+
+def test_the_queue_of_a_user() -> None:
+    """Members belong to their array; a script may have any character in its name."""
+    text = "812_3|RUNNING|None|/a b|c/chain.sbatch\n815|PENDING|Priority|(null)\n"
+    member, job = slurm.parse_queue(text)
+    assert ("812", "/a b|c/chain.sbatch") == (member.array, member.script)
+    assert not member.will_begin and job.will_begin
+    assert member.is_of({"812"}) and member.is_of({"812_3"}) and not member.is_of({"812_4", "3"})
+    assert job.is_of(["815"])
+
+
+def test_what_a_site_hides_is_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hidden partition can be submitted to, and jobs in it count."""
+    asked: list[list[str]] = []
+
+    def run(argv: Sequence[str]) -> str:
+        asked.append(list(argv))
+        return "ClusterName = x\n" if "config" in argv else ""
+
+    monkeypatch.setattr(slurm, "run_command", run)
+    slurm.live_partitions(run)
+    site.queue()
+    survey.take_survey(run)
+    of_queue = [argv for argv in asked if argv[0] == "squeue"]
+    assert 2 == len(of_queue)
+    assert all("--all" in argv for argv in [asked[0], *of_queue])
+
+
+def test_a_users_own_view_of_the_queue_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """SQUEUE_STATES=R would hide what is pending, SINFO_PARTITION the nodes of other partitions."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for command, variable in (("squeue", "SQUEUE_STATES"), ("sinfo", "SINFO_PARTITION")):
+        (tmp_path / command).write_text(f'#!/bin/bash\necho "${{{variable}-all}}"\n')
+        (tmp_path / command).chmod(0o755)
+        monkeypatch.setenv(variable, "R")
+        assert "all\n" == slurm.run_command([command])

@@ -11,6 +11,7 @@ import pytest
 from hpc_ckpt.errors import SpecError
 from hpc_ckpt.rundir import CheckpointKey, RunDir
 from hpc_ckpt.testing import FaultyTier, make_checkpoint
+from hpc_ckpt.tiers.base import Tier
 from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.stack import RECENT_RATES, Stack, open_stack
 from hpc_ckpt.tiers.wishes import Survives, TierWish
@@ -23,6 +24,11 @@ def stack_of(place: Path, *names: str, fragile: tuple[str, ...] = ()) -> Stack:
     tiers = [FaultyTier(place / name, name=name) for name in names]
     wishes = {name: TierWish(name, place, Survives.PROCESS) for name in fragile}
     return Stack(tiers, wishes=wishes)
+
+
+def one_gib(tier: Tier) -> int:
+    """What there is to be written, wherever."""
+    return GIB
 
 
 def order_of(stack: Stack) -> list[tuple[int, str]]:
@@ -46,6 +52,21 @@ def test_a_stack_without_home_or_with_two_of_one_name_is_a_mistake(tmp_path: Pat
         stack_of(tmp_path, "local")
     with pytest.raises(ValueError, match="same name"):
         stack_of(tmp_path, "root", "root")
+
+
+@pytest.mark.parametrize(
+    ("failed", "expected"),
+    [
+        ("local", ["root", "shared", "archive"]),
+        ("shared", ["root", "archive"]),
+        ("root", ["shared", "archive"]),
+    ],
+)
+def test_a_save_that_fails_goes_to_the_home_and_then_to_what_the_next_link_can_find(
+    tmp_path: Path, failed: str, expected: list[str]
+) -> None:
+    stack = stack_of(tmp_path, "local", "shared", "root", "archive", fragile=("local",))
+    assert expected == [tier.name for tier in stack.instead_of(stack.named(failed))]
 
 
 @pytest.mark.parametrize(
@@ -149,8 +170,8 @@ def test_a_commit_of_nothing_says_nothing_about_the_rate(tmp_path: Path) -> None
         ({}, 20, "local"),
         ({"local": 1, "shared": 1}, 60, "root"),
         ({"local": 1, "shared": 1}, 20, "shared"),
-        ({"local": 1, "shared": 5, "root": 60}, 60, "root"),
-        ({"local": 1, "shared": 5, "root": 61}, 60, "shared"),
+        ({"local": 1, "shared": 5, "root": 40}, 60, "root"),
+        ({"local": 1, "shared": 5, "root": 41}, 60, "shared"),
         ({"local": 1, "shared": 61, "root": 61}, 60, "local"),
         ({"local": 1, "root": 61}, 60, "local"),
         ({"local": 70, "shared": 80, "root": 90}, 60, "local"),
@@ -161,11 +182,11 @@ def test_a_commit_of_nothing_says_nothing_about_the_rate(tmp_path: Path) -> None
 def test_a_final_save_goes_to_the_home_or_as_far_down_as_time_allows(
     tmp_path: Path, rates: dict[str, float], left_s: float | None, expected: str
 ) -> None:
-    """Rates in seconds per GiB, for a save of one GiB."""
+    """Rates in seconds per GiB, for a save of one GiB, which may be half as slow again."""
     stack = stack_of(tmp_path, "local", "shared", "root")
     for name, seconds in rates.items():
         stack.note(stack.named(name), GIB, seconds)
-    assert expected == stack.choose(GIB, left_s).name
+    assert expected == stack.choose(one_gib, left_s).name
 
 
 def test_what_outlives_the_job_is_preferred_wherever_it_stands(tmp_path: Path) -> None:
@@ -173,8 +194,8 @@ def test_what_outlives_the_job_is_preferred_wherever_it_stands(tmp_path: Path) -
     stack = stack_of(tmp_path, "shared", "local", "root", fragile=("local",))
     for name, seconds in {"shared": 5, "local": 1, "root": 99}.items():
         stack.note(stack.named(name), GIB, seconds)
-    assert "shared" == stack.choose(GIB, 10).name
-    assert "local" == stack.choose(GIB, 2).name
+    assert "shared" == stack.choose(one_gib, 10).name
+    assert "local" == stack.choose(one_gib, 2).name
     assert [True, False, True] == [stack.outlives_job(tier) for tier in stack.tiers]
 
 
@@ -182,7 +203,53 @@ def test_a_run_without_other_tiers_has_no_choice(tmp_path: Path) -> None:
     """The home, however slow."""
     stack = stack_of(tmp_path, "root")
     stack.note(stack.home, 1, 1e9)
-    assert {"root"} == {stack.choose(GIB, left).name for left in (None, 0.0, 5.0)}
+    assert {"root"} == {stack.choose(one_gib, left).name for left in (None, 0.0, 5.0)}
+
+
+def test_a_tier_that_hangs_is_the_last_resort(tmp_path: Path) -> None:
+    """Even the home: nobody hears of a save that hangs there."""
+    stack = stack_of(tmp_path, "local", "shared", "root", fragile=("local",))
+    for name in ("local", "shared", "root"):
+        stack.note(stack.named(name), GIB, 1)
+    assert "shared" == stack.choose(one_gib, 60, {"root"}).name
+    assert "shared" == stack.choose(one_gib, None, {"root"}).name
+    assert "local" == stack.choose(one_gib, 60, {"root", "shared"}).name
+    assert "root" == stack.choose(one_gib, 60, {"root", "shared", "local"}).name
+
+
+@pytest.mark.parametrize(
+    ("hanging", "rates", "left_s", "expected"),
+    [
+        ({"root"}, {}, 60, "shared"),
+        ({"root"}, {"local": 1}, None, "shared"),
+        ({"root", "shared"}, {"local": 1, "root": 1}, 60, "root"),
+        ({"root", "shared"}, {"local": 1}, None, "root"),
+        ({"root", "shared"}, {"local": 1, "root": 50}, 60, "local"),
+        ({"root"}, {"local": 70, "shared": 80, "root": 60}, 60, "shared"),
+        (set(), {"local": 1, "shared": 5, "root": 61}, -1, "shared"),
+    ],
+)
+def test_the_last_save_goes_with_the_job_only_if_nothing_else_is_in_time(
+    tmp_path: Path,
+    hanging: set[str],
+    rates: dict[str, float],
+    left_s: float | None,
+    expected: str,
+) -> None:
+    """A home that hangs may answer again; nobody finds what lies in the job's own directory."""
+    stack = stack_of(tmp_path, "local", "shared", "root", fragile=("local",))
+    for name, seconds in rates.items():
+        stack.note(stack.named(name), GIB, seconds)
+    assert expected == stack.choose(one_gib, left_s, hanging, last=True).name
+
+
+def test_what_a_tier_has_already_need_not_be_written_there(tmp_path: Path) -> None:
+    """A tier that lacks the frozen part has to take all of it."""
+    stack = stack_of(tmp_path, "local", "root")
+    for name in ("local", "root"):
+        stack.note(stack.named(name), GIB, 10)
+    assert "root" == stack.choose(one_gib, 20).name
+    assert "local" == stack.choose(lambda tier: GIB if tier is stack.first else 9 * GIB, 20).name
 
 
 # ── opening ───────────────────────────────────────────────────────────────────────────────

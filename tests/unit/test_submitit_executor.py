@@ -15,7 +15,9 @@ from submitit.core.utils import DelayedSubmission
 
 from hpc_ckpt.chain import site as site_room
 from hpc_ckpt.chain import tasks
+from hpc_ckpt.chain.allocation import UNKNOWN_RUN_S
 from hpc_ckpt.chain.backend import JobRecord
+from hpc_ckpt.chain.plan import DEFAULT_LINKS
 from hpc_ckpt.chain.profile import Profile
 from hpc_ckpt.chain.site import Site, directive, scrubbed, setup_lines
 from hpc_ckpt.chain.succession import AWAY_RETRY_S
@@ -281,11 +283,47 @@ def test_work_is_a_function_or_words(work: Any) -> None:
         ChainTask(work, "runs/x")
 
 
-@pytest.mark.parametrize("most", [-1, True])
+@pytest.mark.parametrize("most", [-1, True, "3"])
 def test_max_restarts_is_a_number(most: Any) -> None:
     """Zero means one link."""
     with pytest.raises(SpecError, match="max_restarts"):
         ChainTask(print, "runs/x", max_restarts=most)
+
+
+@pytest.mark.parametrize("most", [0, True, 1.5])
+def test_max_links_is_a_number(most: Any) -> None:
+    with pytest.raises(SpecError, match="max_links"):
+        ChainTask(print, "runs/x", max_links=most)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, (None, DEFAULT_LINKS)),
+        ({"max_links": 40}, (None, 40)),
+        ({"max_restarts": 40}, (40, None)),
+        ({"max_restarts": 40, "max_links": 5}, (40, 5)),
+    ],
+)
+def test_a_task_has_the_budget_of_a_chain(
+    asked: dict[str, int],
+    expected: tuple[int | None, int | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing runs for ever that nobody has given a number to."""
+    told: list[tuple[int | None, int | None]] = []
+
+    class Link:
+        def __init__(self, *_: Any, max_restarts: Any, max_links: Any, site: Any) -> None:
+            told.append((max_restarts, max_links))
+
+        def run(self, _: Any) -> None:
+            return None
+
+    monkeypatch.setattr("hpc_ckpt.chain.tasks.TaskLink", Link)
+    ChainTask(print, tmp_path / "run", **asked)()
+    assert [expected] == told
 
 
 def test_both_names_of_submitits_hook_are_there(tmp_path: Path) -> None:
@@ -346,6 +384,25 @@ def test_a_controller_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch
     assert 1 == there.requeue()
     assert [["scontrol", "requeue", "41_2"]] * 3 == there.asked
     assert [AWAY_RETRY_S] * 2 == there.slept
+
+
+def test_a_task_whose_start_the_controller_has_lost_is_not_begun_beside_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says that the task is pending, though it runs: see test_requeue.py."""
+
+    class Forgetful(Controller):
+        def run(self, argv: Sequence[str]) -> str:
+            super().run(argv)
+            return "JobId=41 JobState=PENDING Reason=None Restarts=0" if "show" in argv else ""
+
+    for name, value in {"JOB_ID": "43", "ARRAY_JOB_ID": "41", "ARRAY_TASK_ID": "2"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    there = Forgetful(monkeypatch, "Job is pending execution for job 41_2")
+    assert 1 == there.requeue()
+    later = ["scontrol", "update", "jobid=41_2", f"StartTime=now+{UNKNOWN_RUN_S}"]
+    assert later == there.asked[-1]
 
 
 def test_a_requeue_that_is_refused_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

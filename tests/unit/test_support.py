@@ -62,6 +62,23 @@ def texts(path: Path) -> dict[str, str]:
     return found
 
 
+def test_names_of_files_tell_no_secret(
+    rundir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as members, nor in the lists; two that look the same then stay two."""
+    for each in (SECRET, f"{SECRET}-2"):
+        (rundir.logs / f"out,token={each}").write_text("fine\n")
+    report = make(rundir, tmp_path / f"r,token={SECRET}.tar.gz")
+    with tarfile.open(report.path) as tar:
+        assert not any(SECRET in name for name in tar.getnames())
+    found = texts(report.path)
+    assert {"logs/out,token=[redacted]", "logs/out,token=[redacted]-2"} <= found.keys()
+    assert not any(SECRET in text for text in found.values())
+    assert "logs/out,token=[redacted]:0: value of token, in the name\n" in found["redacted.txt"]
+    monkeypatch.setattr(support, "MOST_FILES", 1)
+    assert not any(SECRET in name for name in make(rundir, tmp_path / "s.tar.gz").left_out)
+
+
 def test_everything_but_secrets_and_weights(rundir: RunDir, tmp_path: Path) -> None:
     """Every text is there, and none says the secret."""
     report = make(rundir, tmp_path / "r.tar.gz")

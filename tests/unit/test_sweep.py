@@ -11,9 +11,11 @@ from sweeps import make_sweep
 
 from hpc_ckpt.chain.ledger import LONGEST_KILL_WAIT_S
 from hpc_ckpt.chain.past import jobs_of
+from hpc_ckpt.chain.submit import take_up_again
 from hpc_ckpt.chain.sweep import all_over, member_root, members, sweep_status
 from hpc_ckpt.errors import RootError, SpecError
-from hpc_ckpt.rundir import Done
+from hpc_ckpt.events import Event, EventLog
+from hpc_ckpt.rundir import Done, RunDir
 
 
 def test_an_index_finds_its_member(tmp_path: Path) -> None:
@@ -36,6 +38,34 @@ def test_states_of_members(tmp_path: Path) -> None:
     assert not all_over(first)
     third.write_halt("enough")
     assert all_over(first)
+
+
+def begin(member: RunDir, generation: int) -> None:
+    (member.lease / f"{generation:08d}").touch()
+    EventLog(member.ledger_file(generation)).emit(Event.LINK_STARTED)
+
+
+def test_what_ended_an_earlier_submission_is_not_the_end_of_this_one(tmp_path: Path) -> None:
+    """A member is resumed: the mail of its sweep waits for it."""
+    first, second = make_sweep(tmp_path, 2)
+    first.write_halt("enough")
+    begin(second, 1)
+    EventLog(second.ledger_file(1)).emit(Event.NOTHING_FOLLOWS)
+    assert all_over(first)
+    take_up_again(second)
+    assert not all_over(first)
+    begin(second, 2)
+    EventLog(second.ledger_file(2)).emit(Event.NOTHING_FOLLOWS)
+    assert all_over(first)
+
+
+def test_a_member_that_runs_after_a_failed_set_up_is_not_over(tmp_path: Path) -> None:
+    """What was said before anybody had this generation is of an earlier submission."""
+    first, second = make_sweep(tmp_path, 2)
+    first.write_done(Done(1, None))
+    EventLog(second.ledger_file(1)).emit(Event.NOTHING_FOLLOWS)
+    begin(second, 1)
+    assert not all_over(first)
 
 
 def test_a_member_that_died_elsewhere_runs_no_more_after_its_deadline(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sweeps import make_sweep
 
-from hpc_ckpt.chain import slurm
+from hpc_ckpt.chain import slurm, unanswered
 from hpc_ckpt.chain.stopping import How, stop_sweep
 from hpc_ckpt.chain.sweeping import refuse_if_at_work, resume_members
 from hpc_ckpt.errors import RootError, SchedulerError
@@ -28,6 +28,7 @@ class Scheduler:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
         self.live: set[str] = set()
+        self.script = "/elsewhere/chain.sbatch"
         self.says = ""
 
     def __call__(self, argv: Sequence[str], *_: object) -> str:
@@ -35,8 +36,7 @@ class Scheduler:
         if argv[0] == "scancel" and self.says:
             raise SchedulerError(argv, 1, self.says)
         if argv[0] == "squeue":
-            wanted = argv[-1].removeprefix("--jobs=").split(",")
-            return "".join(f"{job.partition('_')[0]}\n" for job in wanted if job in self.live)
+            return "".join(f"{job}|RUNNING|None|{self.script}\n" for job in sorted(self.live))
         return "9\n" if argv[0] == "sbatch" else ""
 
     def of(self, command: str) -> list[list[str]]:
@@ -47,10 +47,9 @@ class Scheduler:
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     double = Scheduler()
     monkeypatch.setattr(slurm, "run_command", double)
-    for name in ("live_jobs", "pending"):
-        defaults = getattr(slurm, name).__defaults__
-        assert 1 == len(defaults)
-        monkeypatch.setattr(getattr(slurm, name), "__defaults__", (double,))
+    assert 1 == len(slurm.in_queue.__defaults__ or ())
+    monkeypatch.setattr(slurm.in_queue, "__defaults__", (double,))
+    monkeypatch.setitem(unanswered.submit.__kwdefaults__ or {}, "run", double)
     return double
 
 
@@ -200,7 +199,8 @@ def test_one_member_is_taken_up_while_others_run(tmp_path: Path, scheduler: Sche
     first, second = make_sweep(tmp_path, 2)
     second.write_halt("stopped by the user")
     runs(first, "7_1")
-    scheduler.live = {"7_1", "7"}
+    scheduler.live = {"7_1"}
+    scheduler.script = str(tmp_path / "chain.sbatch")
     assert ("9", ["x-1"]) == resume_members(tmp_path, ["x-1"])
     assert "--array=2" in scheduler.of("sbatch")[0]
     with pytest.raises(RootError, match="job 7 is a chain on it already"):

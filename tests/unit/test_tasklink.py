@@ -40,6 +40,7 @@ class Scheduler:
     kill_wait_s: float = 0.0
     enforces_end: bool = True
     node: str | None = "n1"
+    nodes: str | None = "n1"
 
     def holder(self) -> Holder:
         return Holder.here(job=self.job)
@@ -81,6 +82,7 @@ def run(
     submission: str = "slurm 12_3",
     requeue: Callable[[], int] | None = lambda: BACK,
     max_restarts: int | None = None,
+    max_links: int | None = None,
     **job: Any,
 ) -> Any:
     link = TaskLink(
@@ -92,6 +94,7 @@ def run(
             **job,
         ),
         max_restarts=max_restarts,
+        max_links=max_links,
     )
     return link.run(Call(work) if callable(work) else work)
 
@@ -310,6 +313,22 @@ def test_max_restarts(place: RunDir) -> None:
     assert comes_back(place, end_link, max_restarts=1)
     with pytest.raises(ChainStopped, match="max_restarts=1 is spent"):
         run(place, end_link, max_restarts=1)
+
+
+def test_max_links(place: RunDir) -> None:
+    """As in a chain: preemptions do not count, and submitting again begins to count anew."""
+
+    def gets_on() -> None:
+        commit(place, lease.highest(place))
+        say(Result.SAVED, lease.highest(place))
+        end_link()
+
+    preempted = Scheduler(JobRecord(cause=Cause.PREEMPTED))
+    assert comes_back(place, gets_on, max_links=2)
+    assert all(comes_back(place, gets_on, max_links=2, scheduler=preempted) for _ in range(3))
+    with pytest.raises(ChainStopped, match="the budget of 2 links is spent"):
+        run(place, gets_on, max_links=2)
+    assert comes_back(place, gets_on, max_links=2, submission="slurm 13_3")
 
 
 def test_the_launchers_own_limit_is_told(place: RunDir) -> None:

@@ -1,7 +1,7 @@
 """Counts; keeps its place in a file; no hpc_ckpt inside. With --on SIGNAL it saves on that signal,
-else it looks for the notice file.
+else it looks for the notice file. With --ignore SIGNAL it does so.
 
-    counter.py STATE TOTAL SECONDS_A_STEP [--on USR1]
+    counter.py STATE TOTAL SECONDS_A_STEP [--on USR1] [--ignore TERM]
 """
 
 import argparse
@@ -18,7 +18,10 @@ def main() -> int:
     parser.add_argument("total", type=int)
     parser.add_argument("step_s", type=float)
     parser.add_argument("--on")
+    parser.add_argument("--ignore")
     options = parser.parse_args()
+    if options.ignore:
+        signal.signal(getattr(signal, f"SIG{options.ignore}"), signal.SIG_IGN)
     told: list[int] = []
     if options.on:
         number = getattr(signal, f"SIG{options.on}")

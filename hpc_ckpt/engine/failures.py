@@ -1,0 +1,68 @@
+"""Saves that came to nothing: what is said of each, and what the next step() has to tell."""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from ..errors import Fenced, one_line
+from ..events import Event, EventLog
+from .orders import Order
+from .persist import Pending
+from .times import SaveTimes
+
+log = logging.getLogger("hpc_ckpt")
+
+
+class Failures:
+    """Told by whichever thread finds out; asked by the training thread."""
+
+    def __init__(
+        self, events: EventLog, times: SaveTimes, on_fenced: Callable[[Fenced], None]
+    ) -> None:
+        self._events = events
+        self._times = times
+        self._on_fenced = on_fenced
+        self._untold: tuple[Pending, Exception] | None = None
+        self.at_s: float | None = None
+        """Unix seconds of the last one, if no save has begun since."""
+
+    def take(self) -> Exception | None:
+        """The error of a background save that nobody has been told of yet."""
+        untold, self._untold = self._untold, None
+        if untold is None or untold[0].seen:
+            return None
+        return untold[1]
+
+    def add(
+        self, pending: Pending, error: Exception, *, save_s: float | None, flush: bool = True
+    ) -> None:
+        if isinstance(error, Fenced):
+            self._on_fenced(error)
+        else:
+            # How long it took to fail says how long the next attempt may take; a hang does not.
+            if save_s is not None:
+                self._times.add(stall_s=0.0, save_s=save_s)
+            self._events.emit(
+                Event.SAVE_FAILED, flush=flush, step=pending.step, error=one_line(error)
+            )
+            self._untold = (pending, error)
+            self.at_s = time.time()
+        log.warning("save of step %s failed: %s", pending.step, one_line(error))
+        pending.fail(error)
+
+    def drop(self, order: Order, error: Exception) -> None:
+        """It has not begun and will not: skipped for a newer one, or failed."""
+        order.snapshot.release()
+        if isinstance(error, TimeoutError):
+            self.skip(order, error)
+        else:
+            self.add(order.pending, error, save_s=None, flush=False)
+
+    def skip(self, order: Order, error: Exception) -> None:
+        """Nothing is lost with it: another save has taken its place, or does."""
+        step = order.about.step
+        self._events.emit(Event.SAVE_SKIPPED, flush=False, step=step, reason=str(error))
+        order.pending.fail(error)

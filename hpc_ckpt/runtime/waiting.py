@@ -1,0 +1,82 @@
+"""Waiting for a save that somebody wants to see done: as long as nothing better can be done.
+
+Looks at clock and engine; what follows from giving up is decided by whoever waits.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..engine.engine import Engine
+from ..engine.persist import Pending
+from ..errors import StorageHangs
+from ..triggers import SAVE_FACTOR, Surroundings, Triggers
+from .lookout import LOOK_EVERY_S
+
+TOLD_S = 5.0
+
+
+class GivenUp(NamedTuple):
+    """Why a save is not waited for any longer: it hangs, or the link ends."""
+
+    why: str
+    hangs: bool
+
+
+def result_of(pending: Pending) -> GivenUp | None:
+    """Of a save that is over: raises what went wrong. One that could not even begin because others
+    hang is no worse than those were."""
+    try:
+        pending.wait()
+    except StorageHangs as error:
+        return GivenUp(str(error), hangs=True)
+    return None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Made right before the save begins: what it is given time for is known by then."""
+
+    engine: Engine
+    triggers: Triggers
+    around: Callable[[], Surroundings]
+    before: Surroundings
+
+    def until_over(
+        self, pending: Pending, *, patient: bool, instead: bool = True
+    ) -> GivenUp | None:
+        """None once it is committed or has failed.
+
+        If `patient`, only another place to save is a reason to give up on one that hangs, and that
+        only if a save there `instead` is of use.
+        """
+        told_s: float | None = None
+        while not pending.over(LOOK_EVERY_S):
+            elsewhere = instead and self.engine.destination.elsewhere
+            hangs = self.engine.take_stuck() if elsewhere or not patient else None
+            if hangs is not None:
+                return GivenUp(hangs, hangs=True)
+            now = self.around()
+            if told_s is None and now.notice is not None:
+                told_s = now.now_s
+            moment = self._moment(now, told_s, elsewhere=elsewhere)
+            if moment is not None and now.now_s >= moment:
+                why = self.triggers.reason_to_stop(now) or "the deadline is near"
+                return GivenUp(why, hangs=False)
+        return None
+
+    def _moment(self, now: Surroundings, told_s: float | None, *, elsewhere: bool) -> float | None:
+        """From when on another save, where there is a place for it, would not be done in time; one
+        that had little time from the beginning has it all. Told to stop by an unknown time, it has
+        as long as saves take."""
+        last_word, save_s = self.triggers.last_word_at(now), self.before.save_s or 0.0
+        if not elsewhere:
+            return last_word
+        if last_word is None:
+            return None if told_s is None else told_s + SAVE_FACTOR * save_s + TOLD_S
+        for_another = last_word - SAVE_FACTOR * save_s
+        for_this = self.before.now_s + SAVE_FACTOR * save_s + LOOK_EVERY_S
+        return min(max(for_another, for_this), last_word)

@@ -1,0 +1,55 @@
+"""GPUs that are asked for by directives count as those of `resources`: DMTCP saves none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_ckpt.chain import planning
+from hpc_ckpt.chain.demands import asks_for_gpus
+from hpc_ckpt.chain.layers import load
+
+PROFILE = "cluster: lab\ntools: {dmtcp: {module: dmtcp/3.0}}\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "asked"),
+    [
+        (["--gres=gpu:1"], True),
+        (["--gres gpu"], True),
+        (["--gres=lustre:1,gpu:a100:2"], True),
+        (["--constraint=ib --gpus-per-node=1"], True),
+        (["--constraint=ib -G 2"], True),
+        (["--gpus=a100:1"], True),
+        (["--gpus-per-task=1"], True),
+        (["--tres-per-task=cpu=2,gres/gpu=1"], True),
+        (["--gres=lustre:1"], False),
+        (["--gres=none"], False),
+        (["--gres=gpu:1", "--gres=gpu:0"], False),
+        (["--gpus=0"], False),
+        (["--mem-per-gpu=4G", "--constraint=gpu"], False),
+        ([], False),
+    ],
+)
+def test_directives_that_ask_for_gpus(lines: list[str], asked: bool) -> None:
+    assert asked is asks_for_gpus(lines)
+
+
+@pytest.mark.parametrize(
+    ("spec", "extra"),
+    [
+        ({"resources": {"gpus": "1"}}, ""),
+        ({"sbatch": ["--gres=gpu:1"]}, ""),
+        ({}, "directives: {extra: [--gpus-per-node=1]}\n"),
+    ],
+)
+def test_they_are_a_reason_that_the_plan_says(
+    tmp_path: Path, spec: dict[str, Any], extra: str
+) -> None:
+    (tmp_path / "lab.yaml").write_text(PROFILE + extra)
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    asked = {"command": ["/bin/sleep", "9"], **spec}
+    loaded = load(asked, profile=str(tmp_path / "lab.yaml"), cwd=tmp_path, environ=environ)
+    plan = planning.make_plan(loaded, cwd=tmp_path, environ=environ)
+    assert "GPUs are asked for" in dict(plan.level.rejected)["dmtcp"]
+    assert "dmtcp" not in [entry["name"] for entry in plan.level.entries]
