@@ -39,6 +39,7 @@ def make_plan(
     """
     found = _survey() if live and loaded.profile.backend is Backend.SLURM else None
     spec, profile = loaded.spec, loaded.profile
+    _refuse_uncounted_gpus(loaded)
     level, later = _levels(loaded, cwd, environ)
     return plan_chain(
         spec,
@@ -82,8 +83,7 @@ def _level(
     environ: Mapping[str, str],
 ) -> Choice:
     tools = loaded.profile.tools.model_dump(mode="json")
-    asks = asks_for_gpus((*loaded.profile.directives.extra, *loaded.spec.sbatch))
-    gpus = int(asks or bool(loaded.spec.resources.gpus))
+    gpus = int(_directives_ask_for_gpus(loaded) or bool(loaded.spec.resources.gpus))
     work = Work(argv=tuple(asked.argv), cwd=cwd, environ=environ, gpus=gpus)
     recipe, policy = asked.recipe, loaded.spec.checkpoint.policy
     try:
@@ -93,6 +93,21 @@ def _level(
         if written is None or not str(error).startswith("recipe: "):
             raise
         raise SpecError(f"{written.origin}: {error}") from None
+
+
+def _directives_ask_for_gpus(loaded: Loaded) -> bool:
+    return asks_for_gpus((*loaded.profile.directives.extra, *loaded.spec.sbatch))
+
+
+def _refuse_uncounted_gpus(loaded: Loaded) -> None:
+    """A budget that counts no GPUs would never end the chain it was set for."""
+    spec = loaded.spec
+    counted = spec.chain.max_gpu_hours is None or spec.resources.gpus
+    if not counted and _directives_ask_for_gpus(loaded):
+        raise SpecError(
+            "chain.max_gpu_hours: the GPUs are asked for by a directive, whose number is not "
+            "counted; say resources: {gpus: N} instead"
+        )
 
 
 def _limits(found: Survey, loaded: Loaded) -> LiveLimits:

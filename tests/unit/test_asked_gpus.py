@@ -8,6 +8,7 @@ import pytest
 from hpc_ckpt.chain import planning
 from hpc_ckpt.chain.demands import asks_for_gpus
 from hpc_ckpt.chain.layers import load
+from hpc_ckpt.errors import SpecError
 
 PROFILE = "cluster: lab\ntools: {dmtcp: {module: dmtcp/3.0}}\n"
 
@@ -53,3 +54,18 @@ def test_they_are_a_reason_that_the_plan_says(
     plan = planning.make_plan(loaded, cwd=tmp_path, environ=environ)
     assert "GPUs are asked for" in dict(plan.level.rejected)["dmtcp"]
     assert "dmtcp" not in [entry["name"] for entry in plan.level.entries]
+
+
+def test_a_budget_of_gpu_hours_that_could_not_be_counted_is_refused(tmp_path: Path) -> None:
+    """It would never end the chain: the number of GPUs in a directive is not known."""
+    (tmp_path / "lab.yaml").write_text(PROFILE)
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+
+    def planned(**spec: Any) -> int:
+        asked = {"command": ["/bin/sleep", "9"], "chain": {"max_gpu_hours": 8}, **spec}
+        loaded = load(asked, profile=str(tmp_path / "lab.yaml"), cwd=tmp_path, environ=environ)
+        return planning.make_plan(loaded, cwd=tmp_path, environ=environ).gpus
+
+    with pytest.raises(SpecError, match=r"max_gpu_hours: .* say resources: \{gpus: N\}"):
+        planned(sbatch=["--gres=gpu:1"])
+    assert 2 == planned(sbatch=["--gres=gpu:2"], resources={"gpus": 2})
