@@ -966,7 +966,7 @@ def test_retention_that_hangs_keeps_nothing_from_the_home(
         assert (1, []) == (len(one.told(Event.RETENTION_FAILED)), one.told(Event.DRAIN_FAILED))
     finally:
         opened.set()
-    until(lambda: one.drainer._untidied == set())
+    until(lambda: one.drainer._hung == set())
     one.save(4)
     assert one.drainer.close(30)
     assert [1, 4] == asked
@@ -1000,7 +1000,7 @@ def test_retention_that_comes_back_says_nothing_of_a_copy_that_hangs(
             time.sleep(0.6)
         one.save(3, wait=False)
         opened.set()
-        until(lambda: one.drainer._untidied == set())
+        until(lambda: not any(turn.arrived for turn in one.drainer._hung))
         assert {"root"} == one.drainer.hanging
     finally:
         opened.set()
