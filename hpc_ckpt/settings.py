@@ -271,6 +271,10 @@ def _tiers(
     return ONLY_HOME
 
 
+SAVE_FACTOR = 1.5
+"""The next save may be slower than any yet seen."""
+
+
 def margin(link_s: float) -> float:
     """Spare seconds before the deadline of a link of this length.
 

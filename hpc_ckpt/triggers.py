@@ -12,11 +12,9 @@ from dataclasses import dataclass
 
 from .policy.base import Policy, Progress
 from .rundir import Notice
-from .settings import margin
+from .settings import SAVE_FACTOR, margin
 from .units import format_duration
 
-SAVE_FACTOR = 1.5
-"""The next save may be slower than any yet seen."""
 HURRY_GRACE_S = 10.0
 """After a hurry with no known deadline: how long a step boundary may still come."""
 RETRY_S = 60.0

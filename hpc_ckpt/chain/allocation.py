@@ -7,8 +7,9 @@ Standard library only: the link runner imports it on the compute node.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import resources
@@ -37,6 +38,8 @@ class SlurmBackend:
     run: Runner = run_command
     name: str = "slurm"
     enforces_end: bool = True
+    _killed_at: float | None = field(default=None, init=False)
+    """Unix seconds, once Slurm was seen to end the job."""
 
     @property
     def array(self) -> str | None:
@@ -108,7 +111,16 @@ class SlurmBackend:
 
     def look(self) -> JobRecord:
         record = self.record()
-        return JobRecord() if record is None else slurm.job_record(record, self.restarts)
+        if record is None:
+            return JobRecord()
+        said = slurm.job_record(record, self.restarts)
+        return self._with_kill_wait(said) if said.ending or said.restarted else said
+
+    def _with_kill_wait(self, said: JobRecord) -> JobRecord:
+        """EndTime of a job that is being ended is when that began, or is about a run to come."""
+        if self._killed_at is None:
+            self._killed_at = time.time() + self.kill_wait_s
+        return replace(said, end=self._killed_at)
 
     def record(self) -> Mapping[str, str] | None:
         """This job in scontrol's words; None if it has no answer."""

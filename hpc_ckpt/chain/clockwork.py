@@ -15,7 +15,7 @@ import time
 from .. import events
 from ..events import Event, EventLog
 from ..rundir import RunDir
-from ..settings import margin
+from ..settings import SAVE_FACTOR, margin
 from .backend import Backend, Cause, JobRecord, Queued
 from .budget import seconds_left
 from .evidence import Finding
@@ -26,7 +26,8 @@ log = logging.getLogger("hpc_ckpt.link")
 
 BACKSTOP_SHARE = 0.5
 """Of the runtime's own margin: its deadline save comes first, the backstop only if it did not."""
-LOOK_AHEAD_S = 20.0
+LOOK_AHEAD_S = 60.0
+"""More than a step takes: the runtime ends the link that much before what a save needs."""
 GRACE_SLACK_S = 2.0
 MEASURE_EVERY_S = 10.0
 
@@ -113,13 +114,15 @@ class Clockwork:
 
     def look_again(self) -> None:
         """The scheduler may not have answered when it was asked, or may say more by now."""
-        if self.seen is None or self.seen.cause is Cause.PREEMPTED:
+        if self.seen is None or self.seen.warning or self.seen.cause is Cause.PREEMPTED:
             self._learn(self._backend.look())
 
     def _learn(self, record: JobRecord) -> None:
         if self._cancelled_in_grace(record):
             self.seen = Finding(Cause.CANCELLED, record.said, certain=True)
-        elif record.cause is not None and (self.seen is None or record.certain):
+        elif record.cause is not None and (
+            self.seen is None or self.seen.warning or record.certain
+        ):
             self.seen = Finding(record.cause, record.said, record.certain)
         if record.cause is Cause.PREEMPTED and not record.ending:
             self._grace_end = record.end
@@ -136,7 +139,10 @@ class Clockwork:
         )
 
     def _end_by(self, cause: Cause) -> None:
-        self.seen = self.seen or Finding(cause, "")
+        """The program is asked to end. It hears of it by the notice file, and says 75 then, unless
+        a signal is forwarded to it, after which 0 says nothing."""
+        told_by_file = self._backend.enforces_end and self._orders.forward is None
+        self.seen = self.seen or Finding(cause, "", warning=told_by_file)
 
     # ── while it runs ─────────────────────────────────────────────────────────────────────
     def tick(self) -> None:
@@ -152,6 +158,7 @@ class Clockwork:
             self.give_notice(f"{self._orders.signal.name} backstop")
         if self._backend.enforces_end:
             self._look_before_end()
+            self._end_with_budget()
         else:
             self._enforce_end()
 
@@ -160,14 +167,25 @@ class Clockwork:
         end = self.deadline
         if end is None or self._looked_for == end:
             return
-        ahead_s = (self._measured_save() or 0.0) + margin(end - self._started) + LOOK_AHEAD_S
+        save_s = SAVE_FACTOR * (self._measured_save() or 0.0)
+        ahead_s = save_s + margin(end - self._started) + LOOK_AHEAD_S
         if time.time() >= end - ahead_s:
             self._looked_for = end
             self._publish(self._backend.look())
 
+    def _end_with_budget(self) -> None:
+        """The scheduler knows nothing of it; a program that looks at no deadline is told."""
+        if self._budget_end is None or time.time() < self._budget_end or "budget" in self._asked:
+            return
+        self._asked.add("budget")
+        self._end_by(Cause.TIME_LIMIT)
+        self.give_notice("end of the budget")
+
     def _publish(self, record: JobRecord) -> None:
-        """The scheduler's end, or the end of the budget if that comes first."""
-        ends = [end for end in (record.end, self._budget_end) if end is not None]
+        """The scheduler's end, or the end of the budget if that comes first; once the job is being
+        ended, when it is killed."""
+        bounds = (record.end,) if record.ending else (record.end, self._budget_end)
+        ends = [end for end in bounds if end is not None]
         if not ends or min(ends) == self.deadline:
             return
         if self.deadline is not None:

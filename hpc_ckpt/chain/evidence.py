@@ -62,6 +62,8 @@ class Finding(NamedTuple):
     said: str
     certain: bool = False
     """Whatever others say."""
+    warning: bool = False
+    """Nobody has ended it yet, and its program was told by the notice file alone."""
 
 
 def of_state(state: str) -> Cause | None:

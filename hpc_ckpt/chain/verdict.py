@@ -110,10 +110,11 @@ def judge(
     told = [finding for text in texts for finding in evidence.in_log(text, 0.0, steps=steps)]
     told += evidence.by_srun(texts[-1]) if texts else []
     seen_all = [*([seen] if seen is not None else []), *told]
-    cause = evidence.strongest(seen_all)
-    if cause is None and rundir.halted() is not None:
-        cause = Cause.HALTED
-    verdict = _judge(rundir, generation, code, cause)
+    halted = None if rundir.halted() is None else Cause.HALTED
+    cause = evidence.strongest(seen_all) or halted
+    # A warning alone has ended nothing: what returned 0 after it came to its own end.
+    ended = evidence.strongest(finding for finding in seen_all if not finding.warning) or halted
+    verdict = _judge(rundir, generation, code, cause, ended)
     short = [found for text in texts if (found := evidence.out_of_memory(text)) is not None]
     if verdict.result is Result.FAILED and short:
         seen_all += short
@@ -133,29 +134,33 @@ def _from_files(rundir: RunDir, generation: int, code: int) -> list[str]:
     return said
 
 
-def _judge(rundir: RunDir, generation: int, code: int, seen: Cause | None) -> Verdict:
+def _judge(
+    rundir: RunDir, generation: int, code: int, seen: Cause | None, ended: Cause | None
+) -> Verdict:
     outcome = rundir.outcome(generation)
     if outcome is None:
-        return _judge_by_code(rundir, generation, code, seen)
+        return _judge_by_code(rundir, generation, code, seen, ended)
     if outcome.outcome is Result.SAVED:
         cause = seen or Cause.said(outcome.reason) or Cause.SAVED
         return Verdict(Result.SAVED, cause, outcome.reason)
     if outcome.outcome is Result.FAILED:
         return Verdict(Result.FAILED, seen or Cause.CRASHED, outcome.reason)
     if outcome.by_code:
-        return _ended_anyway(rundir, generation, seen) or _complete(rundir, generation)
+        return _ended_anyway(rundir, generation, ended) or _complete(rundir, generation)
     if rundir.done() is None:
         reason = "it said complete, but the checkpoint that DONE names is not there"
         return Verdict(Result.FAILED, Cause.CRASHED, reason)
     return Verdict(Result.COMPLETE, Cause.COMPLETE, outcome.reason)
 
 
-def _judge_by_code(rundir: RunDir, generation: int, code: int, seen: Cause | None) -> Verdict:
+def _judge_by_code(
+    rundir: RunDir, generation: int, code: int, seen: Cause | None, by: Cause | None
+) -> Verdict:
     if code == EXIT_COMPLETE and _used_checkpointer(rundir, generation):
         # It always leaves an outcome: this one was killed behind something that returned 0.
         reason = "the command returned 0, but the program inside it ended without a word"
         return Verdict(Result.FAILED, seen or Cause.KILLED, reason)
-    ended = _ended_anyway(rundir, generation, seen) if code == EXIT_COMPLETE else None
+    ended = _ended_anyway(rundir, generation, by) if code == EXIT_COMPLETE else None
     if ended is not None:
         return ended
     if code == EXIT_COMPLETE and _earlier_used_checkpointer(rundir, generation):
@@ -173,14 +178,14 @@ def _judge_by_code(rundir: RunDir, generation: int, code: int, seen: Cause | Non
     return Verdict(Result.FAILED, seen or Cause.CRASHED, f"exit code {code}")
 
 
-def _ended_anyway(rundir: RunDir, generation: int, seen: Cause | None) -> Verdict | None:
+def _ended_anyway(rundir: RunDir, generation: int, by: Cause | None) -> Verdict | None:
     """Where exit code 0 alone does not mean that the work is complete."""
-    if seen is not None and seen in _ENDED_BY_SLURM:
-        reason = f"the command returned 0, but it was ended: {seen.value}"
-        return Verdict(Result.FAILED, seen, reason)
-    if seen is Cause.HALTED and rundir.notice(generation) is not None:
+    if by is not None and by in _ENDED_BY_SLURM:
+        reason = f"the command returned 0, but it was ended: {by.value}"
+        return Verdict(Result.FAILED, by, reason)
+    if by is Cause.HALTED and rundir.notice(generation) is not None:
         reason = "exit code 0 once it was asked to stop, which says nothing of the work"
-        return Verdict(Result.SAVED, seen, reason, by_code=True)
+        return Verdict(Result.SAVED, by, reason, by_code=True)
     return None
 
 

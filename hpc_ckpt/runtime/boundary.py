@@ -28,12 +28,11 @@ from .lookout import LOOK_EVERY_S, Lookout
 from .meter import Meter, Metrics
 from .room import Room
 from .session import Session
-from .waiting import Waiting, result_of
+from .waiting import SHORTEST_WAIT_S, Waiting, committed_in_time, result_of
 
 log = logging.getLogger("hpc_ckpt")
 
 LONGEST_FINAL_SAVE_S = 600.0
-SHORTEST_WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -216,10 +215,15 @@ class Boundary:
         last_word = self._parts.triggers.last_word_at(around)
         return None if last_word is None else last_word - around.now_s
 
+    def _time_left(self) -> float | None:
+        """Not less than it may take until a deadline that has moved is known."""
+        left = self._seconds_left()
+        return None if left is None else max(left, SHORTEST_WAIT_S)
+
     def _patience_s(self) -> float:
         """For the final save. Without a known end somebody still wants to hear of it."""
-        left = self._seconds_left()
-        return LONGEST_FINAL_SAVE_S if left is None else max(left, SHORTEST_WAIT_S)
+        left = self._time_left()
+        return LONGEST_FINAL_SAVE_S if left is None else left
 
     # ── ending ────────────────────────────────────────────────────────────────────────────
     def end(self, place: Place, reason: str) -> None:
@@ -229,7 +233,7 @@ class Boundary:
         parts.session.events.emit(Event.STOPPING, flush=False, step=place.step, reason=reason)
         self._ending_now = True
         try:
-            parts.engine.settle(self._seconds_left())
+            parts.engine.settle(self._time_left())
             if parts.engine.fenced is None:
                 wish = Wish(urgent=True, within_s=self._seconds_left(), last=True)
                 final = self.save(place, reason, wish)
@@ -244,7 +248,7 @@ class Boundary:
         """Whatever became of the final save, the link is over."""
         ending = self._parts.ending
         try:
-            saved = final.committed(self._patience_s())
+            saved = committed_in_time(final, self._seconds_left, LONGEST_FINAL_SAVE_S)
         except Fenced as error:
             ending.latch(_fenced(error))
             return

@@ -6,6 +6,7 @@ Looks at clock and engine; what follows from giving up is decided by whoever wai
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,10 +14,15 @@ from typing import NamedTuple
 from ..engine.engine import Engine
 from ..engine.persist import Pending
 from ..errors import StorageHangs
-from ..triggers import SAVE_FACTOR, Surroundings, Triggers
+from ..settings import SAVE_FACTOR
+from ..tiers.base import Committed
+from ..triggers import Surroundings, Triggers
 from .lookout import LOOK_EVERY_S
 
 TOLD_S = 5.0
+SHORTEST_WAIT_S = 5.0
+"""At a time limit Slurm first asks, and kills after the kill wait: so long it may take until the
+link runner has heard of that and has moved the deadline."""
 
 
 class GivenUp(NamedTuple):
@@ -34,6 +40,23 @@ def result_of(pending: Pending) -> GivenUp | None:
     except StorageHangs as error:
         return GivenUp(str(error), hangs=True)
     return None
+
+
+def committed_in_time(
+    final: Pending, seconds_left: Callable[[], float | None], longest_s: float
+) -> Committed:
+    """What became of a final save; TimeoutError once no time is left for it.
+
+    The deadline may move meanwhile, so it is asked for again and again; `longest_s` is for the
+    time in which none is known.
+    """
+    began_s = time.monotonic()
+    while not final.over(min(LOOK_EVERY_S, SHORTEST_WAIT_S)):
+        waited_s, left = time.monotonic() - began_s, seconds_left()
+        least_s = longest_s if left is None else SHORTEST_WAIT_S
+        if waited_s >= least_s and (left is None or left <= 0):
+            raise TimeoutError(f"the save is not committed after {waited_s:.1f} s")
+    return final.committed()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ PACKAGE = Path(__file__).parents[2] / "hpc_ckpt"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 GROUND_FLOOR = {
     "errors", "events", "units", "fsio", "rundir", "lease", "settings", "resources", "testing",
-    "preflight", "parallel", "cores", "processes", "provenance", "policy", "format", "tiers",
+    "preflight", "parallel", "cores", "processes", "provenance", "making", "policy", "format",
+    "tiers",
 }  # fmt: skip
 RUNTIME_WING = {"state", "engine", "triggers", "runtime", "checkpointer", "integrations"}
 CHAIN_WING = {"levels", "chain", "analysis", "cli"}
@@ -21,7 +22,8 @@ MAY_IMPORT = {
               "parallel"},
     "state": {"errors", "format", "state"},
     "engine": {"state", "tiers", "format", "fsio", "errors", "events", "rundir", "lease",
-               "settings", "parallel", "cores", "units", "preflight", "provenance", "engine"},
+               "settings", "parallel", "cores", "units", "preflight", "provenance", "making",
+               "engine"},
     "levels": GROUND_FLOOR | {"levels"},
     "chain": GROUND_FLOOR | {"levels", "chain"},
     "analysis": GROUND_FLOOR | {"analysis", "chain"},
