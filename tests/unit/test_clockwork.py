@@ -1,0 +1,153 @@
+"""When a link ends: what is published of it, and what a warning means."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from hpc_ckpt.chain.allocation import SlurmBackend
+from hpc_ckpt.chain.backend import Cause, JobRecord
+from hpc_ckpt.chain.clockwork import Clockwork
+from hpc_ckpt.chain.orders import Budget, Orders
+from hpc_ckpt.chain.verdict import judge
+from hpc_ckpt.events import EventLog
+from hpc_ckpt.rundir import Outcome, Result, RunDir, write_outcome
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, as a list of one."""
+    now = [NOW]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    return now
+
+
+class Scheduler:
+    """A double that says what it is told to say."""
+
+    enforces_end = True
+    kill_wait_s = 30.0
+
+    def __init__(self, end: float = NOW + 3600.0) -> None:
+        self.record = JobRecord(end=end)
+
+    def look(self) -> JobRecord:
+        return self.record
+
+
+def clockwork(rundir: RunDir, scheduler: Scheduler, **orders: object) -> Clockwork:
+    told = replace(Orders.read(rundir), **orders)  # type: ignore[arg-type] # any of its fields
+    made = Clockwork(rundir, told, scheduler, EventLog(rundir.ledger_file(1)), 1)  # type: ignore[arg-type] # a double
+    made.begin()
+    return made
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "JobId=10 JobState=COMPLETING Restarts=0 EndTime=2027-01-15T08:00:00",
+        "JobId=10 JobState=COMPLETING Restarts=1 EndTime=2027-01-16T08:00:00",
+        "JobId=10 JobState=PENDING Restarts=1 EndTime=2027-01-16T08:00:00",
+    ],
+)
+def test_a_job_that_is_being_ended_ends_with_the_kill_wait(clock: list[float], record: str) -> None:
+    """Its EndTime is when that began, or of a run to come. First seen counts, however often."""
+    backend = SlurmBackend({"SLURM_JOB_ID": "10"}, kill_wait_s=30.0, run=lambda _: record)
+    assert NOW + 30.0 == backend.look().end
+    clock[0] += 7.0
+    assert NOW + 30.0 == backend.look().end
+
+
+def test_once_it_is_being_ended_a_budget_does_not_cut_the_kill_wait(
+    clock: list[float], rundir: RunDir
+) -> None:
+    scheduler = Scheduler()
+    budget = Budget(links=9, hours=0.5)
+    made = clockwork(rundir, scheduler, budget=budget)
+    assert NOW + 1800.0 == made.deadline
+    clock[0] += 1805.0
+    scheduler.record = JobRecord(end=clock[0] + 30.0, cause=Cause.TIME_LIMIT, ending=True)
+    made.ask_once("SIGTERM")
+    assert clock[0] + 30.0 == made.deadline
+
+
+def test_the_end_of_a_budget_is_told_to_those_who_look_at_no_deadline(
+    clock: list[float], rundir: RunDir
+) -> None:
+    """Slurm knows nothing of it: the program would run to the end of the link."""
+    made = clockwork(rundir, Scheduler(), budget=Budget(links=9, hours=0.5))
+    made.tick()
+    assert rundir.notice(1) is None
+    clock[0] += 1801.0
+    made.tick()
+    made.tick()
+    notice = rundir.notice(1)
+    assert notice is not None
+    assert ("end of the budget",) == tuple(notice.sources)
+
+
+def test_a_command_that_returns_0_after_a_warning_is_complete(
+    clock: list[float], rundir: RunDir
+) -> None:
+    """Nobody has ended it: it came to its end in the last minutes of the link."""
+    made = clockwork(rundir, Scheduler())
+    made.warned(signal.SIGUSR1)
+    made.tick()
+    assert rundir.notice(1) is not None
+    made.look_again()
+    verdict = judge(rundir, 1, 0, made.seen)
+    assert (Result.COMPLETE, Cause.COMPLETE) == (verdict.result, verdict.cause)
+
+
+def test_not_so_one_that_a_forwarded_signal_has_told_to_end(
+    clock: list[float], rundir: RunDir
+) -> None:
+    """Many programs save at a signal and leave with 0."""
+    made = clockwork(rundir, Scheduler(), forward=("USR1", "command"))
+    made.warned(signal.SIGUSR1)
+    made.tick()
+    verdict = judge(rundir, 1, 0, made.seen)
+    assert (Result.FAILED, Cause.TIME_LIMIT) == (verdict.result, verdict.cause)
+
+
+def test_nor_one_that_slurm_was_seen_to_end_after_its_warning(
+    clock: list[float], rundir: RunDir
+) -> None:
+    scheduler = Scheduler()
+    made = clockwork(rundir, scheduler)
+    made.warned(signal.SIGUSR1)
+    made.tick()
+    scheduler.record = JobRecord(end=NOW + 30.0, cause=Cause.TIME_LIMIT, said="x", ending=True)
+    made.look_again()
+    verdict = judge(rundir, 1, 0, made.seen)
+    assert (Result.FAILED, Cause.TIME_LIMIT) == (verdict.result, verdict.cause)
+
+
+def test_a_link_that_saved_after_a_warning_met_its_limit(
+    clock: list[float], rundir: RunDir
+) -> None:
+    made = clockwork(rundir, Scheduler())
+    made.warned(signal.SIGUSR1)
+    made.tick()
+    saved = Outcome(Result.SAVED, 1, 20, "notice: SIGUSR1")
+    write_outcome(rundir.outcome_file(1), saved)
+    verdict = judge(rundir, 1, 0, made.seen)
+    assert (Result.SAVED, Cause.TIME_LIMIT) == (verdict.result, verdict.cause)
+
+
+@pytest.mark.parametrize("save_s", [5.0, 120.0])
+def test_a_moved_end_is_looked_for_before_the_runtime_ends_the_link(
+    clock: list[float], rundir: RunDir, save_s: float
+) -> None:
+    """It ends it 1.5 saves, a step and a margin before what it knows."""
+    scheduler = Scheduler(end=NOW + 8 * 3600.0)
+    made = clockwork(rundir, scheduler)
+    made._slowest_save = lambda: save_s  # type: ignore[method-assign] # as events would tell
+    scheduler.record = JobRecord(end=NOW + 9 * 3600.0)
+    clock[0] = NOW + 8 * 3600.0 - (1.5 * save_s + 30.0 + 25.0)
+    made.tick()
+    assert NOW + 9 * 3600.0 == made.deadline
