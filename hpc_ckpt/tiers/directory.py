@@ -95,8 +95,8 @@ class DirectoryTier:
     def open(self, key: CheckpointKey) -> OpenCheckpoint:
         return open_verified(self.path_of(key))
 
-    def reader(self, key: CheckpointKey) -> Reader:
-        return open_reader(self.path_of(key))
+    def reader(self, key: CheckpointKey, stop: Callable[[], bool] = never) -> Reader:
+        return open_reader(self.path_of(key), stop)
 
     # ── writing ───────────────────────────────────────────────────────────────────────────
     def stage(self, key: CheckpointKey) -> DirectoryStaging:

@@ -125,7 +125,15 @@ class Stack:
             except TimeoutError as error:
                 raise TimeoutError(f"tier {tier.name} hangs: {error}") from error
 
-        return watched(ask(lambda: tier.reader(key), lambda: None), ask)
+        chunks = 0
+
+        def counted() -> bool:
+            nonlocal chunks
+            chunks += 1
+            return False
+
+        # One with a broken header is read from end to end, which takes long where it is large.
+        return watched(ask(lambda: tier.reader(key, counted), lambda: chunks), ask)
 
     def _is_elsewhere(self, key: CheckpointKey) -> bool:
         return any(tier is not self.home and self.lists(tier, key) for tier in self.tiers)
