@@ -138,6 +138,20 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     reached("atomic.durable")
 
 
+def write_first(path: str | os.PathLike[str], data: bytes) -> None:
+    """The same unless there is such a file: of several that write at once, all find what the
+    first one wrote. By link(2), which not every file system has."""
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.tmp-{unique_suffix()}")
+    write_atomic(draft, data)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, target)
+    finally:
+        draft.unlink()
+    sync_directory(target.parent)
+
+
 def sweep_temporaries(directory: str | os.PathLike[str], *, older_than_s: float = 60.0) -> None:
     """Delete what killed write_atomic() calls left in a directory; what resists stays.
 

@@ -49,6 +49,8 @@ class DirectoryTier:
         self.chunk = chunk
         self._live: set[str] = set()
         self._made = False
+        self.claim: Callable[[], None] = lambda: None
+        """Called once the directory is made: an OSError keeps everything from being saved there."""
         self.references = References()
         """By what is being written."""
         self._summaries: dict[CheckpointKey, tuple[tuple[int, ...] | None, Summary]] = {}
@@ -107,6 +109,7 @@ class DirectoryTier:
         what is written where a file system should be mounted is lost when it comes back."""
         if not self._made:
             fsio.make_directory(self.path)
+            self.claim()
             self._made = True
 
     def pinned(self, key: CheckpointKey) -> bool:

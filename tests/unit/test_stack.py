@@ -290,6 +290,7 @@ def test_each_chain_has_its_own_place_in_a_shared_directory(tmp_path: Path) -> N
     paths = [tier.path_of(OLD).parent for tier in stack.tiers]
     assert [tmp_path / "fast" / "0f-1" / "checkpoints", rundir.checkpoints] == paths
     assert (wishes[0], []) == (stack.wish(stack.first), list(tmp_path.iterdir()))
+    rundir.create()
     made = make_checkpoint(stack.first, OLD).path
     modes = [place.stat().st_mode & 0o777 for place in (made, *made.parents[:3])]
     assert [0o700] * 4 == modes
