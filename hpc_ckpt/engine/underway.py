@@ -145,6 +145,15 @@ class UnderWay:
                     return order
         return None
 
+    def untold(self, known: float | None) -> Order | None:
+        """One that hangs and is not given up, for there is nothing else to wait for; found once."""
+        with self._judging:
+            for order in tuple(self._orders):
+                if not (order.given_up or order.told) and self._hangs(order, known):
+                    order.told = True
+                    return order
+        return None
+
     def _hangs(self, order: Order, known: float | None) -> bool:
         return self._stands_still(order) and self.at_full_speed(order) >= patience_s(known)
 

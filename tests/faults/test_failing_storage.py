@@ -277,6 +277,32 @@ def test_a_save_that_hangs_is_said_once(
     assert [1] == [record["step"] for record in recorded(rundir, Event.SAVE_STUCK)]
 
 
+def test_a_last_save_that_hangs_is_said_once_and_waited_for(
+    rundir: RunDir,
+    gate: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """There is no other place and no end of the link: a program that leaves must not be silent."""
+    monkeypatch.setattr(underway, "STUCK_S", 0.1)
+
+    def open_later() -> None:
+        end = time.monotonic() + 20
+        while not recorded(rundir, Event.SAVE_STUCK) and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(2.5)  # two looks
+        gate.set()
+
+    opener = threading.Thread(target=open_later, daemon=True)
+    with Checkpointer(rundir.root, policy="every hour", w=torch.ones(2)) as ckpt:
+        ckpt.step()
+        opener.start()
+    opener.join(30)
+    assert [1] == [record["step"] for record in recorded(rundir, Event.SAVE_STUCK)]
+    assert 1 == sum("it is waited for" in message for message in caplog.messages)
+    assert rundir.done() == Done(1, 1)
+
+
 def test_a_tier_that_hangs_is_avoided(
     rundir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
