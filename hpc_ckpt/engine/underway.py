@@ -76,14 +76,16 @@ class UnderWay:
             raise
 
     def _queue(self, order: Order, work: Callable[[Order], None]) -> None:
-        worker = self._urgent if order.urgent else self._background
-        self._waiting[order] = work
-        order.queued_s = self._clock()
-        try:
-            worker.start(lambda: self._begin(order, worker))
-        except BaseException:  # taken back, then raised again
-            del self._waiting[order]
-            raise
+        # As a whole: a thread that is left behind meanwhile would never begin it.
+        with self._lock:
+            worker = self._urgent if order.urgent else self._background
+            self._waiting[order] = work
+            order.queued_s = self._clock()
+            try:
+                worker.start(lambda: self._begin(order, worker))
+            except BaseException:  # taken back, then raised again
+                del self._waiting[order]
+                raise
 
     def _begin(self, order: Order, worker: Worker) -> None:
         """In its thread; one that was left behind finds that others have its orders."""
