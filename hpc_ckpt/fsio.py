@@ -51,9 +51,13 @@ KILL_POINTS = (
     "commit.durable",
     # Tier.remove
     "replace.hidden",
+    "replace.pinned",
     "remove.renamed",
     "remove.entry",
     "remove.deleted",
+    # Tier.recover
+    "recover.found",
+    "recover.renamed",
     # Tier.sweep
     "sweep.found",
     "sweep.entry",
@@ -64,7 +68,7 @@ KILL_POINTS = (
     "drain.written",
     "drain.synced",
 )
-"""Every name that is announced, in the order in which a save, removal or sweep meets them."""
+"""Every name that is announced, in the order in which what is done meets them."""
 
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP)
 _NO_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)

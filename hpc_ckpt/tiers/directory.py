@@ -205,6 +205,7 @@ class DirectoryTier:
         """What was set aside, now that a whole one has its name; a pin goes over to that."""
         if (was / PIN_NAME).exists() and not self.pinned(key):
             self.pin(key)
+            fsio.reached("replace.pinned")
         self._delete(was)
 
     def recover(self) -> None:
@@ -237,6 +238,8 @@ class DirectoryTier:
             return False
         if hidden[1] == "trash" and not (self.path / name / PIN_NAME).exists():
             return False
+        fsio.reached("recover.found")
         (self.path / name).rename(self.path_of(key))
+        fsio.reached("recover.renamed")
         fsio.sync_directory(self.path)
         return True

@@ -41,7 +41,8 @@ FOREIGN = ("notes.txt", "checkpoints/notes.txt", "checkpoints/.tmp-mine", "check
 """What somebody else put into the run directory; no name of it is one of ours."""
 ONCE = ("atomic.", "sweep.")
 """Points a victim meets only on its way in."""
-POINTS = [point for point in fsio.KILL_POINTS if not point.startswith(("drain.", "replace."))]
+OF_DRAINS = ("drain.", "replace.", "recover.")
+POINTS = [point for point in fsio.KILL_POINTS if not point.startswith(OF_DRAINS)]
 """Those a victim with one tier can meet."""
 AT_A_POINT_S = 5.0
 """So long a victim has for that; on a busy disk a few saves take seconds."""
