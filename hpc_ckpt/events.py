@@ -49,7 +49,7 @@ class Event(str, Enum):
     TIER_FAILED = "tier.failed"  # tier, error: it was passed over, in a save or at the start
     NO_ROOM = "no_room"  # tier, problem
     SAVE_FAILED = "save.failed"  # step, error
-    SAVE_STUCK = "save.stuck"  # step, tier: it hangs in the file system, training goes on
+    SAVE_STUCK = "save.stuck"  # step, tier: it hangs in the file system
     DRAINED = "drained"  # checkpoint, tier, lasts, bytes, seconds
     DRAIN_FAILED = "drain.failed"  # checkpoint, tier, error
     DRAIN_DROPPED = "drain.dropped"  # checkpoint, reason

@@ -51,9 +51,13 @@ KILL_POINTS = (
     "commit.durable",
     # Tier.remove
     "replace.hidden",
+    "replace.pinned",
     "remove.renamed",
     "remove.entry",
     "remove.deleted",
+    # Tier.recover
+    "recover.found",
+    "recover.renamed",
     # Tier.sweep
     "sweep.found",
     "sweep.entry",
@@ -64,7 +68,7 @@ KILL_POINTS = (
     "drain.written",
     "drain.synced",
 )
-"""Every name that is announced, in the order in which a save, removal or sweep meets them."""
+"""Every name that is announced, in the order in which what is done meets them."""
 
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP)
 _NO_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -136,6 +140,20 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     reached("atomic.renamed")
     sync_directory(target.parent)
     reached("atomic.durable")
+
+
+def write_first(path: str | os.PathLike[str], data: bytes) -> None:
+    """The same unless there is such a file: of several that write at once, all find what the
+    first one wrote. By link(2), which not every file system has."""
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.tmp-{unique_suffix()}")
+    write_atomic(draft, data)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, target)
+    finally:
+        draft.unlink()
+    sync_directory(target.parent)
 
 
 def sweep_temporaries(directory: str | os.PathLike[str], *, older_than_s: float = 60.0) -> None:

@@ -3,9 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import time
 import uuid
 
@@ -33,13 +31,6 @@ def prepare(place: RunDir) -> str:
 
 
 def _create_chain_file(place: RunDir) -> None:
-    """By link(2): of two that start at once, both use what the first one wrote."""
+    """Of two that start at once, both use what the first one wrote."""
     record = {"chain": str(uuid.uuid4()), "created": round(time.time(), 3), "version": __version__}
-    draft = place.root / f".chain.json.tmp-{fsio.unique_suffix()}"
-    fsio.write_atomic(draft, (json.dumps(record) + "\n").encode())
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, place.chain_file)
-    finally:
-        draft.unlink()
-    fsio.sync_directory(place.root)
+    fsio.write_first(place.chain_file, (json.dumps(record) + "\n").encode())

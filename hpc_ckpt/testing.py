@@ -130,9 +130,9 @@ class FaultyTier(DirectoryTier):
         self.meet("open")
         return super().open(key)
 
-    def reader(self, key: CheckpointKey) -> Reader:
+    def reader(self, key: CheckpointKey, stop: Callable[[], bool] = never) -> Reader:
         self.meet("open")
-        return super().reader(key)
+        return super().reader(key, stop)
 
     def stage(self, key: CheckpointKey) -> DirectoryStaging:
         self.meet("stage")

@@ -231,6 +231,13 @@ class Engine:
         order = self._under_way.stuck(self._times.save_s)
         return None if order is None else self._given_up(order)
 
+    def tell_stuck(self) -> None:
+        """The same of one that is waited for all the same."""
+        order = self._under_way.untold(self._times.save_s)
+        if order is not None:
+            self._emit_stuck(order)
+            log.warning("%s; it is waited for", self._under_way.told(order))
+
     def _look(self) -> None:
         stuck = self.take_stuck()
         if stuck is not None:
@@ -240,10 +247,14 @@ class Engine:
         # Its thread may still use what is known of steady leaves: nobody else does any more.
         self._steady = Steady()
         self._drainer.go_on()
+        if not order.told:
+            self._emit_stuck(order)
+        return f"{self._under_way.told(order)}; training goes on"
+
+    def _emit_stuck(self, order: Order) -> None:
         self._publisher.events.emit(
             Event.SAVE_STUCK, flush=False, step=order.about.step, tier=order.tier.name
         )
-        return f"{self._under_way.told(order)}; training goes on"
 
     def hurry(self) -> None:
         """Somebody waits: what is under way goes on at full speed."""

@@ -57,6 +57,8 @@ class Order:
     """Since then, and before it was given another thread: for others to end."""
     given_up: bool = False
     """It hangs: nobody waits for it any more."""
+    told: bool = False
+    """That it hangs was said while somebody waited for it all the same."""
     fixed: bool = False
     """Into its tier or nowhere."""
     moved: bool = False

@@ -76,14 +76,16 @@ class UnderWay:
             raise
 
     def _queue(self, order: Order, work: Callable[[Order], None]) -> None:
-        worker = self._urgent if order.urgent else self._background
-        self._waiting[order] = work
-        order.queued_s = self._clock()
-        try:
-            worker.start(lambda: self._begin(order, worker))
-        except BaseException:  # taken back, then raised again
-            del self._waiting[order]
-            raise
+        # As a whole: a thread that is left behind meanwhile would never begin it.
+        with self._lock:
+            worker = self._urgent if order.urgent else self._background
+            self._waiting[order] = work
+            order.queued_s = self._clock()
+            try:
+                worker.start(lambda: self._begin(order, worker))
+            except BaseException:  # taken back, then raised again
+                del self._waiting[order]
+                raise
 
     def _begin(self, order: Order, worker: Worker) -> None:
         """In its thread; one that was left behind finds that others have its orders."""
@@ -142,6 +144,15 @@ class UnderWay:
             for order in tuple(self._orders):
                 if not order.given_up and self._hangs(order, known):
                     self._give_up(order)
+                    return order
+        return None
+
+    def untold(self, known: float | None) -> Order | None:
+        """One that hangs and is not given up, for there is nothing else to wait for; found once."""
+        with self._judging:
+            for order in tuple(self._orders):
+                if not (order.given_up or order.told) and self._hangs(order, known):
+                    order.told = True
                     return order
         return None
 

@@ -180,8 +180,10 @@ def verify(directory: Path, stop: Callable[[], bool] = never) -> list[Defect]:
     return defects or _check_leaves(manifest, headers)
 
 
-def open_reader(directory: Path) -> Reader:
+def open_reader(directory: Path, stop: Callable[[], bool] = never) -> Reader:
     """Manifest, sizes and headers; raises CorruptCheckpoint with all defects found so far.
+
+    Where a header is broken every byte is read; `stop` is asked as verify() asks it.
 
     A stray file is verify's to report, not a reason to go back to an older checkpoint: network
     file systems make such files by themselves (.nfs…). NoCheckpoint means the directory is not
@@ -203,7 +205,7 @@ def open_reader(directory: Path) -> Reader:
             defects.append(broken.defect)
     defects = defects or _check_leaves(manifest, headers)
     if defects:
-        raise _rejected(directory, _in_full(directory, manifest, defects))
+        raise _rejected(directory, _in_full(directory, manifest, defects, stop))
     return Reader(directory, manifest, headers, raw)
 
 
@@ -212,13 +214,15 @@ def open_verified(directory: Path) -> OpenCheckpoint:
     return open_reader(directory).load()
 
 
-def _in_full(directory: Path, manifest: Manifest, found: list[Defect]) -> list[Defect]:
+def _in_full(
+    directory: Path, manifest: Manifest, found: list[Defect], stop: Callable[[], bool]
+) -> list[Defect]:
     """A header that makes no sense may be a damaged one: the digests know."""
     suspects = {DefectKind.SHARD_HEADER, DefectKind.LEAF_MISSING, DefectKind.LEAF_DUPLICATE}
     if not any(defect.kind in suspects for defect in found):
         return found
     damaged = [
-        defect for record in manifest.shards for defect in _verify_shard(directory, record)[0]
+        defect for record in manifest.shards for defect in _verify_shard(directory, record, stop)[0]
     ]
     return _check_name(directory, manifest) + damaged if damaged else found
 

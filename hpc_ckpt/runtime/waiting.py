@@ -79,9 +79,12 @@ class Waiting:
         told_s: float | None = None
         while not pending.over(LOOK_EVERY_S):
             elsewhere = instead and self.engine.destination.elsewhere
-            hangs = self.engine.take_stuck() if elsewhere or not patient else None
-            if hangs is not None:
-                return GivenUp(hangs, hangs=True)
+            if elsewhere or not patient:
+                hangs = self.engine.take_stuck()
+                if hangs is not None:
+                    return GivenUp(hangs, hangs=True)
+            else:
+                self.engine.tell_stuck()
             now = self.around()
             if told_s is None and now.notice is not None:
                 told_s = now.now_s

@@ -96,8 +96,9 @@ class Tier(Protocol):
     def open(self, key: CheckpointKey) -> OpenCheckpoint:
         """Raises CorruptCheckpoint, or NoCheckpoint if it went in the meantime."""
 
-    def reader(self, key: CheckpointKey) -> Reader:
-        """The same, with the leaves yet to be read."""
+    def reader(self, key: CheckpointKey, stop: Callable[[], bool] = never) -> Reader:
+        """The same, with the leaves yet to be read; `stop` is asked while it looks for what is
+        wrong with a broken one."""
 
     def stage(self, key: CheckpointKey) -> AbstractContextManager[Staging]:
         """Leaving the block without a commit leaves nothing behind."""

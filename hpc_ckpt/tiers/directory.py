@@ -49,6 +49,8 @@ class DirectoryTier:
         self.chunk = chunk
         self._live: set[str] = set()
         self._made = False
+        self.claim: Callable[[], None] = lambda: None
+        """Called once the directory is made: an OSError keeps everything from being saved there."""
         self.references = References()
         """By what is being written."""
         self._summaries: dict[CheckpointKey, tuple[tuple[int, ...] | None, Summary]] = {}
@@ -95,8 +97,8 @@ class DirectoryTier:
     def open(self, key: CheckpointKey) -> OpenCheckpoint:
         return open_verified(self.path_of(key))
 
-    def reader(self, key: CheckpointKey) -> Reader:
-        return open_reader(self.path_of(key))
+    def reader(self, key: CheckpointKey, stop: Callable[[], bool] = never) -> Reader:
+        return open_reader(self.path_of(key), stop)
 
     # ── writing ───────────────────────────────────────────────────────────────────────────
     def stage(self, key: CheckpointKey) -> DirectoryStaging:
@@ -107,6 +109,7 @@ class DirectoryTier:
         what is written where a file system should be mounted is lost when it comes back."""
         if not self._made:
             fsio.make_directory(self.path)
+            self.claim()
             self._made = True
 
     def pinned(self, key: CheckpointKey) -> bool:
@@ -202,6 +205,7 @@ class DirectoryTier:
         """What was set aside, now that a whole one has its name; a pin goes over to that."""
         if (was / PIN_NAME).exists() and not self.pinned(key):
             self.pin(key)
+            fsio.reached("replace.pinned")
         self._delete(was)
 
     def recover(self) -> None:
@@ -234,6 +238,8 @@ class DirectoryTier:
             return False
         if hidden[1] == "trash" and not (self.path / name / PIN_NAME).exists():
             return False
+        fsio.reached("recover.found")
         (self.path / name).rename(self.path_of(key))
+        fsio.reached("recover.renamed")
         fsio.sync_directory(self.path)
         return True

@@ -17,13 +17,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..errors import SpecError
+from ..errors import RootError, SpecError
 from ..format.verify import Reader
 from ..rundir import CheckpointKey, RunDir
 from . import asking
 from .asking import Answer, Asker
 from .base import Tier
 from .directory import DirectoryTier
+from .owner import Owner
 from .watched import watched
 from .wishes import HOME, Survives, TierWish, is_path
 
@@ -125,7 +126,15 @@ class Stack:
             except TimeoutError as error:
                 raise TimeoutError(f"tier {tier.name} hangs: {error}") from error
 
-        return watched(ask(lambda: tier.reader(key), lambda: None), ask)
+        chunks = 0
+
+        def counted() -> bool:
+            nonlocal chunks
+            chunks += 1
+            return False
+
+        # One with a broken header is read from end to end, which takes long where it is large.
+        return watched(ask(lambda: tier.reader(key, counted), lambda: chunks), ask)
 
     def _is_elsewhere(self, key: CheckpointKey) -> bool:
         return any(tier is not self.home and self.lists(tier, key) for tier in self.tiers)
@@ -248,12 +257,18 @@ def open_stack(
 
     A directory that several chains share gives each its own place, <path>/<chain>/checkpoints.
     `goes_with_the_job` is asked of directories of which nobody has said what they survive.
-    Raises SpecError where two wishes are the same directory.
+    Raises SpecError where two wishes are the same directory, RootError where that place is another
+    run directory's.
     """
     asker = Asker()
     _check_distinct(wishes, rundir, asker)
     wishes = [_looked_at(wish, asker, goes_with_the_job) for wish in wishes]
     tiers = [DirectoryTier(_place(wish, rundir, chain), name=wish.name) for wish in wishes]
+    for tier, wish in zip(tiers, wishes, strict=True):
+        if wish.path is not None:
+            owner = Owner(tier.path.parent, wish.name, rundir, chain)
+            _check_owner(owner, asker)
+            tier.claim = owner.claim
     return Stack(tiers, wishes={wish.name: wish for wish in wishes}, asker=asker)
 
 
@@ -264,6 +279,15 @@ def _looked_at(wish: TierWish, asker: Asker, goes_with_the_job: Callable[[Path],
     except OSError:  # whoever lists it says so
         return wish
     return replace(wish, survives=Survives.PROCESS) if goes else wish
+
+
+def _check_owner(owner: Owner, asker: Asker) -> None:
+    try:
+        told = asker.ask(owner.tier, owner.refusal)
+    except OSError:  # whoever lists it, or saves there, says so
+        return
+    if told is not None:
+        raise RootError(owner.rundir.root, told)
 
 
 def _place(wish: TierWish, rundir: RunDir, chain: str) -> Path:

@@ -1,15 +1,17 @@
-"""A program that drains, retains and sweeps, and is killed somewhere in between.
+"""A program that recovers, drains, retains and sweeps, and is killed somewhere in between.
 
 drain_child.py ROOT POINT NTH     dies at the NTH time POINT is reached
 drain_child.py ROOT               runs to its end and prints every point it reached
 
 ROOT/fast has the checkpoints 1 to 5, of which 4 and 5 use shards of 3. ROOT/run has 1, 2 and 4, a
-pinned 3 that is damaged where 5 needs it and intact where 4 does, and what an earlier death left.
+pinned 3 that is damaged where 5 needs it and intact where 4 does, and what an earlier death left: 2
+is hidden, and so is a pinned 4 that has been replaced since.
 """
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from hpc_ckpt import fsio
 from hpc_ckpt.events import EventLog
 from hpc_ckpt.format.image import lay_out
 from hpc_ckpt.format.manifest import ShardRecord
+from hpc_ckpt.format.verify import PIN_NAME
 from hpc_ckpt.rundir import CheckpointKey
 from hpc_ckpt.settings import Keep
 from hpc_ckpt.testing import PlainLeaf, image_of, kill_at, make_checkpoint, plain_manifest
@@ -65,6 +68,10 @@ def prepare(source: DirectoryTier, target: DirectoryTier) -> None:
     target.pin(key(3))
     abandoned = target.stage(key(3)).__enter__()
     (abandoned.path / "rank-00000.safetensors").write_bytes(b"half")
+    target.path_of(key(2)).rename(target._hidden("was", key(2)))
+    replaced = target._hidden("was", key(4))
+    shutil.copytree(target.path_of(key(4)), replaced)
+    (replaced / PIN_NAME).touch()
 
 
 def refer(tier: DirectoryTier, step: int, held: ShardRecord) -> None:
@@ -89,6 +96,7 @@ def main(root: Path) -> None:
         retain(tier, Keep(last=2), generation=1, committed=committed.key, guard=pass_guard)
         tier.sweep(1)
 
+    target.recover()
     events = EventLog(root / "events.jsonl")
     drainer = Drainer(Stack([source, target]), guard=pass_guard, events=events, after=tidy)
     drainer.order(key(5), source)

@@ -25,7 +25,7 @@ POINTS = tuple(
     point
     for point in fsio.KILL_POINTS
     if point.startswith(
-        ("stage.", "drain.", "manifest.", "commit.", "replace.", "remove.", "sweep.")
+        ("stage.", "drain.", "manifest.", "commit.", "replace.", "remove.", "recover.", "sweep.")
     )
 )
 NEWEST, DEPENDENT, HOLDER = (CheckpointKey(1, step) for step in (5, 4, 3))
@@ -85,6 +85,7 @@ def check_target(source: DirectoryTier, target: DirectoryTier) -> None:
     broken = [key for key in visible if target.verify(key)]
     assert set(broken) <= {HOLDER}
     assert DEPENDENT in visible
+    assert target.pinned(DEPENDENT)
     assert HOLDER not in visible or target.pinned(HOLDER)
     assert [] == [name for name in fsio.names_in(target.path) if name.startswith(".was-")]
     if NEWEST in visible:

@@ -21,8 +21,9 @@ from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.retention import retain
 
 CHILD = Path(__file__).with_name("commit_child.py")
-POINTS = tuple(point for point in fsio.KILL_POINTS if not point.startswith(("drain.", "replace.")))
-"""Those of a drain are tried by test_drain_kills.py."""
+OF_DRAINS = ("drain.", "replace.", "recover.")
+"""They are tried by test_drain_kills.py."""
+POINTS = tuple(point for point in fsio.KILL_POINTS if not point.startswith(OF_DRAINS))
 BEFORE_THE_RENAME = ("stage.", "shard.", "manifest.", "commit.staged", "commit.guarded")
 
 

@@ -41,6 +41,11 @@ FOREIGN = ("notes.txt", "checkpoints/notes.txt", "checkpoints/.tmp-mine", "check
 """What somebody else put into the run directory; no name of it is one of ours."""
 ONCE = ("atomic.", "sweep.")
 """Points a victim meets only on its way in."""
+OF_DRAINS = ("drain.", "replace.", "recover.")
+POINTS = [point for point in fsio.KILL_POINTS if not point.startswith(OF_DRAINS)]
+"""Those a victim with one tier can meet."""
+AT_A_POINT_S = 5.0
+"""So long a victim has for that; on a busy disk a few saves take seconds."""
 
 
 class Server:
@@ -210,10 +215,10 @@ def orders(chain: Chain, dice: random.Random) -> Iterator[Order]:
     for number in range(KILLS):
         pause = dice.choice([0.0005, 0.004, 0.02])
         if number % 2:
-            points = points or dice.sample(fsio.KILL_POINTS, len(fsio.KILL_POINTS))
+            points = points or dice.sample(POINTS, len(POINTS))
             point = points.pop()
             nth = 1 if point.startswith(ONCE) else dice.randint(1, 5)
-            yield chain.order(pause_s=pause, delay_s=0.8, fault=f"kill@{point}:{nth}")
+            yield chain.order(pause_s=pause, delay_s=AT_A_POINT_S, fault=f"kill@{point}:{nth}")
         else:
             yield chain.order(pause_s=pause, delay_s=dice.uniform(0, 0.5))
 

@@ -17,7 +17,7 @@ import torch
 
 from hpc_ckpt import Checkpointer, LinkEnded, events, fsio, preflight
 from hpc_ckpt.engine.persist import Pending
-from hpc_ckpt.errors import NoCheckpoint
+from hpc_ckpt.errors import NoCheckpoint, RootError
 from hpc_ckpt.events import Event
 from hpc_ckpt.rundir import CheckpointKey, Result, RunDir
 from hpc_ckpt.tiers import asking
@@ -456,6 +456,67 @@ def test_what_only_the_home_has_is_waited_for(
     restored = run(rundir, fast, 2, save=False, tiers=["root", fast])
     assert slow.is_set()
     assert (2, "root", ()) == (restored.step, restored.tier, restored.skipped)
+
+
+# ── run directories that were copied or moved ─────────────────────────────────────────────
+def copied(rundir: RunDir) -> RunDir:
+    target = rundir.root.with_name("copy")
+    shutil.copytree(rundir.root, target)
+    return RunDir(target)
+
+
+def everything_in(place: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def test_a_copy_uses_no_tier_of_its_original(rundir: RunDir, fast: Path) -> None:
+    """It would restore the later work of the other, and retention remove it."""
+    run(rundir, fast, 2)
+    copy = copied(rundir)
+    run(rundir, fast, 4)
+    before = everything_in(fast)
+    with pytest.raises(RootError, match="is a copy of the other"):
+        run(copy, fast, 9)
+    assert before == everything_in(fast)
+    assert 4 == run(rundir, fast, 5).step
+
+
+@pytest.mark.parametrize("remedy", ["chain.json", "another tier"])
+def test_a_copy_that_does_what_it_is_told_goes_on_from_its_own(
+    rundir: RunDir, fast: Path, remedy: str
+) -> None:
+    run(rundir, fast, 2)
+    copy = copied(rundir)
+    run(rundir, fast, 4)
+    if remedy == "chain.json":
+        copy.chain_file.unlink()
+    assert 2 == run(copy, fast if remedy == "chain.json" else fast.with_name("b"), 9).step
+    assert 4 == run(rundir, fast, 5).step
+
+
+def test_a_run_that_was_moved_finds_its_work_in_the_tier(rundir: RunDir, fast: Path) -> None:
+    run(rundir, fast, 2)
+    shutil.rmtree(rundir.checkpoints)
+    moved = RunDir(rundir.root.rename(rundir.root.with_name("moved")))
+    assert (2, str(fast)) == (run(moved, fast, 3).step, run(moved, fast, 3).tier)
+
+
+def test_of_two_copies_that_began_at_once_one_saves_in_the_tier(rundir: RunDir, fast: Path) -> None:
+    """Nothing was there that could have refused the other: it saves in its own run directory."""
+    run(rundir, fast, 1, tiers=["root"])
+    copy, weight = copied(rundir), torch.zeros(3000)
+    with (
+        pytest.raises(Stopped),
+        Checkpointer(copy.root, tiers=[fast], policy="every hour", weight=weight) as ckpt,
+    ):
+        run(rundir, fast, 3)
+        before = everything_in(fast)
+        ckpt.step()
+        settle(ckpt.save())
+        assert [1, 2] == [key.step for key in copy.committed()]
+        raise Stopped
+    assert before == everything_in(fast)
+    assert "is a copy of the other" in recorded(copy, Event.TIER_FAILED)[0]["error"]
 
 
 # ── checkpoints that were moved, with a link in their place ───────────────────────────────

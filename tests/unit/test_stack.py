@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpc_ckpt.errors import SpecError
+from hpc_ckpt.errors import CorruptCheckpoint, SpecError
+from hpc_ckpt.format.defects import DefectKind
 from hpc_ckpt.rundir import CheckpointKey, RunDir
-from hpc_ckpt.testing import FaultyTier, make_checkpoint
+from hpc_ckpt.testing import FaultyTier, PlainLeaf, make_checkpoint
+from hpc_ckpt.tiers import asking
 from hpc_ckpt.tiers.base import Tier
 from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.stack import RECENT_RATES, Stack, open_stack
@@ -140,6 +145,30 @@ def test_a_home_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
         order_of(stack)
 
 
+def test_a_broken_header_is_damage_however_long_the_look_at_the_rest_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken for a tier that hangs, it would be waited for in every link, and none would begin."""
+    local = DirectoryTier(tmp_path / "local", name="local", chunk=8192)
+    stack = Stack([local, DirectoryTier(tmp_path / "root", name="root")])
+    make_checkpoint(local, NEW, [PlainLeaf("w", bytes(64 * 8192))])
+    shard = local.path_of(NEW) / local.manifest(NEW).shards[0].file
+    with shard.open("r+b") as file:
+        file.seek(9)
+        file.write(b"?")
+    real = os.preadv
+
+    def slow(*arguments: Any) -> int:
+        time.sleep(0.03)
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "preadv", slow)
+    monkeypatch.setattr(asking, "READING_S", 1.0)
+    with pytest.raises(CorruptCheckpoint) as raised:
+        stack.reader(local, NEW)
+    assert [DefectKind.CHUNK_DIGEST] == [defect.kind for defect in raised.value.defects]
+
+
 # ── measuring ─────────────────────────────────────────────────────────────────────────────
 def test_the_slowest_of_the_recent_rates_counts(tmp_path: Path) -> None:
     """And is forgotten when it is no longer recent; nothing measured is not known."""
@@ -261,6 +290,7 @@ def test_each_chain_has_its_own_place_in_a_shared_directory(tmp_path: Path) -> N
     paths = [tier.path_of(OLD).parent for tier in stack.tiers]
     assert [tmp_path / "fast" / "0f-1" / "checkpoints", rundir.checkpoints] == paths
     assert (wishes[0], []) == (stack.wish(stack.first), list(tmp_path.iterdir()))
+    rundir.create()
     made = make_checkpoint(stack.first, OLD).path
     modes = [place.stat().st_mode & 0o777 for place in (made, *made.parents[:3])]
     assert [0o700] * 4 == modes

@@ -69,6 +69,39 @@ def test_a_save_that_waits_for_its_turn_does_not_hang() -> None:
     assert found is None
 
 
+def test_a_save_may_begin_while_another_thread_gives_one_up() -> None:
+    """Whoever waits for a save looks for what hangs, in whichever thread."""
+    clock, begun, over = Clock(), threading.Event(), threading.Event()
+    looking, added, done = threading.Event(), threading.Event(), threading.Semaphore(0)
+    first, second, third = (order_with(Pace(clock=clock)) for _ in range(3))
+    under_way = UnderWay(clock)
+
+    class Looked(dict[Order, Any]):
+        def items(self) -> Any:
+            for pair in super().items():
+                looking.set()
+                added.wait(0.3)
+                yield pair
+
+    def start_third() -> None:
+        looking.wait(30)
+        under_way.start(third, lambda _: done.release())
+        added.set()
+
+    under_way._waiting = Looked()
+    under_way.start(first, lambda _: (begun.set(), over.wait(30), None)[-1])
+    under_way.start(second, lambda _: done.release())
+    begun.wait(30)
+    clock.now = 200.0
+    starter = threading.Thread(target=start_third)
+    starter.start()
+    found = under_way.stuck(None)
+    starter.join(30)
+    assert [True, True] == [done.acquire(timeout=30) for _ in range(2)]
+    over.set()
+    assert first is found
+
+
 @pytest.mark.parametrize(("limit_s", "given_up"), [(None, False), (0.05, True)])
 def test_a_save_that_gets_on_is_waited_for_up_to_the_limit(
     limit_s: float | None, given_up: bool
