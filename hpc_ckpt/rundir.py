@@ -145,6 +145,10 @@ class RunDir:
         """There once a program that a level was to save has turned out to have a Checkpointer."""
         return self.control / "speaks"
 
+    def speaks(self) -> bool:
+        """Storage that does not answer now is asked again at the next look."""
+        return os.path.exists(self.speaks_file)  # noqa: PTH110 - never raises
+
     @property
     def logs(self) -> Path:
         return self.root / "logs"

@@ -9,7 +9,6 @@ chain.json; one that turns out not to work here gives way to the next.
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +37,7 @@ from .ending import Ending
 from .forwarding import Forwarding
 from .moments import Moments
 from .orphans import Orphans
-from .program import Program, how_it_ended
+from .program import Program, crashed, ended_from_outside, how_it_ended
 from .record import Trials
 from .relay import Relay
 from .restarts import Restart, Restarts
@@ -58,11 +57,6 @@ SOON_S = 60.0
 AGAIN = 2
 """How often a link goes on from the same restart, if the program fails soon after."""
 LEAST_ROOM = 1024**2
-_FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-"""Whoever ends a program by these, it is no restart."""
-_CRASHES = frozenset(
-    (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
-)
 _Skip = Callable[[CheckpointKey, str], None]
 
 
@@ -124,8 +118,9 @@ class Steward:
 
     def run(self) -> int:
         """The exit code of the link's program."""
-        self._restarts.sweep(self._lease.generation)
         try:
+            self._restarts.sweep(self._lease.generation)
+            self._saves.look()
             return self._by_itself() if self._speaks() else self._by_levels()
         except (AnotherCommand, ResumeFailed) as failure:
             if isinstance(failure, AnotherCommand):
@@ -174,7 +169,7 @@ class Steward:
 
     # ── a program that saves for itself ───────────────────────────────────────────────────
     def _speaks(self) -> bool:
-        return self._link_environ is not None and self._place.speaks_file.exists()
+        return self._link_environ is not None and self._place.speaks()
 
     def _by_itself(self) -> int:
         """As any program with a Checkpointer: it says itself how the link ended."""
@@ -245,7 +240,7 @@ class Steward:
             return program
         if skipped:
             self._check_beginning_anew(level, skipped, refused=refused)
-        if self._restarts.keys():
+        if self._saves.newest() is not None:
             log.warning("NO STORED RESTART IS USED: begins anew, unless it has files of its own")
         self._events.emit(Event.STARTED_FRESH, skipped=skipped)
         return self._start(level.first(work))
@@ -403,10 +398,9 @@ class Steward:
     def _check_restart(self, level: Level, code: int) -> None:
         """Raises _Gone where the restart may be why the program failed."""
         restart, after_s = self._began_from, time.monotonic() - self._went_on
-        number = -code if code < 0 else code - 128  # as the keeper of a program says it
-        if restart is None or after_s >= SOON_S or number in _FROM_OUTSIDE:
+        if restart is None or after_s >= SOON_S or ended_from_outside(code):
             return
-        self._crashed |= number in _CRASHES or level.own_failure(code) is not None
+        self._crashed |= crashed(code) or level.own_failure(code) is not None
         ends = self._failed_after.setdefault(restart, [])
         ends.append(how_it_ended(code))
         if len(ends) == 1:

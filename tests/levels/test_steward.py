@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hpc_ckpt import events, fsio, lease
 from hpc_ckpt.chain.verdict import judge
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog
-from hpc_ckpt.levels import stewardship
+from hpc_ckpt.levels import ending, stewardship
 from hpc_ckpt.levels.base import (
     Kind,
     Moment,
@@ -149,6 +149,21 @@ class Case:
     def notice_after(self, seconds: float) -> None:
         generation = self.generation
         threading.Timer(seconds, lambda: self.rundir.give_notice(generation, "test")).start()
+
+    def when(self, ready: Callable[[], bool], act: Callable[[], object]) -> None:
+        """However long the program takes to get there."""
+
+        def wait() -> None:
+            until = time.monotonic() + 120
+            while not ready() and time.monotonic() < until:
+                time.sleep(0.02)
+            act()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def notice_when(self, ready: Callable[[], bool]) -> None:
+        generation = self.generation
+        self.when(ready, lambda: self.rundir.give_notice(generation, "test"))
 
     def names(self) -> list[str]:
         path = self.rundir.events_file(self.generation, "here")
@@ -527,6 +542,71 @@ def test_restarts_that_do_not_say_that_they_are_of_another_command_are_taken(cas
         staging.commit(level="copying", step=7, reason="", facts={}, guard=lambda: None)
     assert EXIT_COMPLETE == case.link(Copying().at(case.cwd), argv=("9",)).run()
     assert "restored" in case.names()
+
+
+# ── storage that does not answer for a moment ─────────────────────────────────────────────
+STALE = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+def test_a_look_that_storage_does_not_answer_does_not_end_the_program(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = case.link(Copying().at(case.cwd))
+    link._link_environ = dict(os.environ)  # as with `level: auto`
+    real, looks = os.stat, []
+
+    def stat(path: Any, *args: Any, **more: Any) -> os.stat_result:
+        if str(path) == str(case.rundir.speaks_file) and (case.cwd / "state").is_file():
+            looks.append(path)
+            if len(looks) < 4:
+                raise STALE
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    case.notice_when(lambda: len(looks) > 4)
+    assert EXIT_SAVED == link.run()
+    assert 1 == len(case.restarts.keys())
+
+
+def test_restarts_that_cannot_be_listed_for_a_moment_do_not_end_the_program(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there before is known, and what was committed since; a save comes later."""
+    link = case.link(Copying().at(case.cwd), interval_s=0.3)
+    real, looks = fsio.names_in, []
+
+    def names_in(path: Any) -> list[str]:
+        if str(path) == str(case.rundir.restarts) and (case.cwd / "state").exists():
+            looks.append(path)
+            if len(looks) in (2, 3):  # after one commit, and at the next
+                raise STALE
+        return real(path)
+
+    monkeypatch.setattr(fsio, "names_in", names_in)
+    case.notice_when(lambda: case.names().count("save.committed") > 1)
+    assert EXIT_SAVED == link.run()
+    assert "save.failed" in case.names()
+    assert Result.SAVED is case.result()
+
+
+@pytest.mark.parametrize("what", ["lease", "outcome"])
+def test_complete_is_said_again_to_storage_that_does_not_answer(
+    case: Case, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Or all that was done since the last save would be done again."""
+    place, name = (lease.Lease, "check") if what == "lease" else (ending, "write_outcome")
+    real, asked = getattr(place, name), []
+
+    def once(*args: Any) -> None:
+        asked.append(args)
+        if len(asked) == 1:
+            raise STALE
+        real(*args)
+
+    monkeypatch.setattr(place, name, once)
+    monkeypatch.setattr(ending, "LOOK_EVERY_S", 0.01)
+    assert EXIT_COMPLETE == case.link(Plain(), argv=("3",)).run()
+    assert Result.COMPLETE is case.result()
 
 
 # ── storage that is full ──────────────────────────────────────────────────────────────────
