@@ -35,7 +35,7 @@ from .base import (
 )
 from .ending import Ending
 from .forwarding import Forwarding
-from .moments import Moments
+from .moments import Moments, back_by
 from .orphans import Orphans
 from .program import Program, crashed, ended_from_outside, how_it_ended
 from .record import Trials
@@ -48,10 +48,6 @@ log = logging.getLogger("hpc_ckpt.steward")
 TICK_S = 0.25
 INTERVAL_S = 600.0
 FIRST_S = 60.0
-RESUME_S = 120.0
-"""A program that is not back after this long will not come back; longer for large restarts."""
-SLOW_READ = 50 * 1024**2
-"""Bytes a second of a file system that is still worth waiting for."""
 SOON_S = 60.0
 """A program that fails this soon after it went on may have failed because of that."""
 AGAIN = 2
@@ -174,8 +170,7 @@ class Steward:
     def _by_itself(self) -> int:
         """As any program with a Checkpointer: it says itself how the link ended."""
         self._trials.choose(Kind.MODEL.value, Kind.MODEL.value)
-        work = self._work
-        start = Start(argv=work.argv, cwd=work.cwd, environ=self._link_environ or {})
+        start = Start(argv=self._work.argv, cwd=self._work.cwd, environ=self._link_environ or {})
         program = self._start(start)
         try:
             while (code := program.wait(time.monotonic() + TICK_S)) is None:
@@ -242,8 +237,19 @@ class Steward:
             self._check_beginning_anew(level, skipped, refused=refused)
         if self._saves.newest() is not None:
             log.warning("NO STORED RESTART IS USED: begins anew, unless it has files of its own")
+        start = self._first(level, work)
         self._events.emit(Event.STARTED_FRESH, skipped=skipped)
-        return self._start(level.first(work))
+        return self._start(start)
+
+    def _first(self, level: Level, work: Work) -> Start:
+        try:
+            return level.first(work)
+        except (StartFailed, NotHere) as error:
+            if passes(error):
+                raise NotHere(str(error)) from error
+            if isinstance(error, StartFailed) or self._trials.never_starts(level.name):
+                raise StartFailed(str(error)) from error
+            raise  # a slow node; to give way here would be for the whole chain
 
     def _candidates(self, level: Level, skip: _Skip) -> Iterator[Restart]:
         """Newest first; those after which earlier links failed only if no other is left."""
@@ -283,7 +289,7 @@ class Steward:
         log.info("goes on from %s", restart.key.directory_name)
         program = self._start(level.resume(work, restart.path, restart.facts))
         try:
-            level.resumed(program, time.monotonic() + RESUME_S + restart.size / SLOW_READ)
+            level.resumed(program, back_by(restart.size))
         except BaseException:  # nothing of it goes on, then raised again
             program.end()
             self._stop_relaying()  # what is put back is not said again
