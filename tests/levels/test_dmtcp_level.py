@@ -164,7 +164,8 @@ def test_mpirun_is_taken_if_it_is_asked_for(place: Path) -> None:
     assert ["env", f"DMTCP_BIN={place}", "INTERVAL=600", "bash"] == before
     assert Path(script).name == "dmtcp.sh" and Path(script).is_file()
     assert () == choose(mpirun, tools=tools).before
-    assert () == choose(srun, "dmtcp", tools=tools).before
+    with pytest.raises(SpecError, match="starts processes elsewhere"):
+        choose(srun, "dmtcp", tools=tools)
     with pytest.raises(SpecError, match="no dmtcp_launch"):
         choose(mpirun, "dmtcp", tools={"dmtcp": {"path": "/nowhere"}})
 
@@ -235,12 +236,25 @@ def test_a_module_of_the_profile_brings_the_tool_and_nothing_else(
 
 
 @pytest.mark.parametrize("name", ["dmtcp", "criu"])
-def test_a_tool_that_only_a_module_brings_is_left_to_the_node(
+def test_a_level_asked_for_by_name_that_is_not_there_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chain would run without it, and nobody was told."""
+    monkeypatch.setattr("hpc_ckpt.levels.criu_tool._PLACES", ())
+    this = replace(work("/bin/sleep", "9"), environ={"PATH": "/nowhere"})
+    with pytest.raises(SpecError, match=rf"level: {name}: not usable.*{name}.*PATH"):
+        choose(this, name)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "its name"])
+@pytest.mark.parametrize("name", ["dmtcp", "criu"])
+def test_a_tool_that_only_a_module_brings_is_left_to_the_node(
+    name: str, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpc_ckpt.levels.criu_tool._PLACES", ())
     this = replace(work("/bin/sleep", "9"), environ={"PATH": "/nowhere"})
-    choice = choose(this, tools={name: {"module": "m/1.0"}})
+    asked = name if wanted == "its name" else wanted
+    choice = choose(this, asked, tools={name: {"module": "m/1.0"}})
     assert [name, "plain"] == [entry["name"] for entry in choice.entries]
     assert "PATH" in dict(choice.rejected)[name]
 
