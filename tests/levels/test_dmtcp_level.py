@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -748,10 +747,10 @@ def test_a_first_save_without_time_or_space_is_not_the_levels_fault(
 
 
 def test_a_quit_by_somebody_else_is_a_failed_link_and_never_done(case: Case, place: Path) -> None:
-    steward = link(case, place, "quit", *SLEEP)
+    steward = link(case, place, "quit", "bash", "-c", "echo >up; sleep 60")
     level = steward._levels[0]
     assert isinstance(level, Dmtcp)
-    threading.Timer(1.0, lambda: level._now().coordinator._ask("-q")).start()
+    case.when((case.cwd / "up").exists, lambda: level._now().coordinator._ask("-q"))
     assert EXIT_FAILED == steward.run()
     assert Result.FAILED is case.result()
     assert case.rundir.done() is None

@@ -47,6 +47,8 @@ n = int(state.read_text()) if state.exists() else 0
 while n < most:
     n += 1
     new = Path("state.new"); new.write_text(str(n)); new.rename(state)
+    with open("counted", "a") as stream:
+        stream.write(".")
     time.sleep(0.02)
 """
 
@@ -147,6 +149,7 @@ class Case:
         )
 
     def notice_after(self, seconds: float) -> None:
+        """For what is waited for by the level itself."""
         generation = self.generation
         threading.Timer(seconds, lambda: self.rundir.give_notice(generation, "test")).start()
 
@@ -164,6 +167,18 @@ class Case:
     def notice_when(self, ready: Callable[[], bool]) -> None:
         generation = self.generation
         self.when(ready, lambda: self.rundir.give_notice(generation, "test"))
+
+    def notice_soon(self) -> None:
+        """Once the program of this link has counted ten times."""
+        before = self._counted()
+        self.notice_when(lambda: self._counted() >= before + 10)
+
+    def _counted(self) -> int:
+        path = self.cwd / "counted"
+        return path.stat().st_size if path.exists() else 0
+
+    def commits(self) -> int:
+        return self.names().count("save.committed")
 
     def names(self) -> list[str]:
         path = self.rundir.events_file(self.generation, "here")
@@ -194,7 +209,7 @@ def case(tmp_path: Path) -> Case:
 def test_a_notice_saves_and_the_next_link_goes_on(case: Case) -> None:
     level = Copying().at(case.cwd)
     link = case.link(level)
-    case.notice_after(0.8)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     assert Result.SAVED is case.result()
     (key,) = case.restarts.keys()
@@ -220,9 +235,8 @@ def test_the_deadline_saves(case: Case) -> None:
 
 def test_saves_come_at_the_policys_interval_and_few_are_kept(case: Case) -> None:
     link = case.link(Copying().at(case.cwd), interval_s=0.3)
-    case.notice_after(2.5)
+    case.notice_when(lambda: case.commits() >= 5)
     assert EXIT_SAVED == link.run()
-    assert case.names().count("save.committed") >= 5
     assert 3 == len(case.restarts.keys())
     assert "removed" in case.names()
 
@@ -231,7 +245,7 @@ def test_a_damaged_restart_falls_back_to_the_one_before(case: Case) -> None:
     level = Copying().at(case.cwd)
     for _ in range(2):
         link = case.link(level)
-        case.notice_after(0.6)
+        case.notice_soon()
         link.run()
     older, newer = case.restarts.keys()
     shard = case.restarts.path_of(newer) / "files" / "state"
@@ -246,12 +260,12 @@ def test_a_damaged_restart_is_not_one_of_those_that_are_kept(case: Case) -> None
     level = Copying().at(case.cwd)
     for _ in range(3):
         link = case.link(level)
-        case.notice_after(0.6)
+        case.notice_soon()
         link.run()
     _, older, newer = case.restarts.keys()
     os.truncate(case.restarts.path_of(newer) / "files/state", 0)
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     left = case.restarts.keys()
     assert older in left
@@ -261,7 +275,7 @@ def test_a_damaged_restart_is_not_one_of_those_that_are_kept(case: Case) -> None
 @pytest.mark.parametrize("what", ["truncate", "manifest", "missing", "extra"])
 def test_every_damage_to_a_restart_is_found(case: Case, what: str) -> None:
     link = case.link(Copying().at(case.cwd))
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     (key,) = case.restarts.keys()
     place = case.restarts.path_of(key)
@@ -296,7 +310,7 @@ def test_a_level_whose_first_save_kills_gives_way_to_the_next(case: Case) -> Non
     broken = Copying("broken", saves=False).at(case.cwd)
     good = Copying("good").at(case.cwd)
     link = case.link(broken, good)
-    case.notice_after(0.6)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     record = json.loads(case.rundir.levels_file.read_text())
     assert "broken" in record["failed"]
@@ -330,7 +344,7 @@ def test_a_level_whose_restarts_do_not_restart_gives_way(case: Case) -> None:
     level = Copying("once").at(case.cwd)
     level.kind = Kind.SYSTEM
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     (case.cwd / "state").unlink()
     level.resumes = False
@@ -343,12 +357,12 @@ def test_a_level_that_has_no_other_to_give_way_to_is_tried_again(case: Case) -> 
     """One that the user has named: else nothing would ever run in this chain again."""
     level = Copying("named", saves=False).at(case.cwd)
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     assert "named" in json.loads(case.rundir.levels_file.read_text())["failed"]
     level.saves = True
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     assert 1 == len(case.restarts.keys())
 
@@ -386,7 +400,7 @@ def test_code_0_of_a_program_that_was_asked_to_end_completes_nothing(
 
     level = Copying().at(case.cwd) if saves else Plain()
     link = case.link(level, argv=(sys.executable, "-c", LEAVES_ON_TERM))
-    threading.Timer(1.0, end).start()
+    case.when((case.cwd / "pid").exists, end)
     assert EXIT_SAVED == link.run()
     assert case.rundir.done() is None
     outcome = case.rundir.outcome(case.generation)
@@ -422,7 +436,7 @@ def test_nothing_of_the_tree_outlives_the_link(case: Case) -> None:
         "open('pid', 'w').write(str(p.pid)); time.sleep(1000)"
     )
     link = case.link(Plain(), argv=(sys.executable, "-c", code))
-    case.notice_after(1.0)
+    case.notice_when(lambda: (case.cwd / "pid").exists() and (case.cwd / "pid").read_text() != "")
     link.run()
     pid = int((case.cwd / "pid").read_text())
     stat = Path(f"/proc/{pid}/stat")
@@ -433,7 +447,7 @@ def test_a_level_that_holds_the_work_and_says_no_here_fails_the_link(case: Case)
     """Any other would begin anew; on another node it may say yes."""
     owner, other = Copying("owner").at(case.cwd), Copying("other").at(case.cwd)
     link = case.link(owner, other)
-    case.notice_after(0.8)
+    case.notice_soon()
     link.run()
     (key,) = case.restarts.keys()
     owner.refuses = "not installed on this node"
@@ -450,7 +464,7 @@ def test_full_storage_at_a_restart_fails_the_link_and_condemns_no_level(case: Ca
     """The next level would begin anew, over the work; the next link finds space again."""
     owner, other = Copying("owner").at(case.cwd), Copying("other").at(case.cwd)
     link = case.link(owner, other)
-    case.notice_after(0.8)
+    case.notice_soon()
     link.run()
     (key,) = case.restarts.keys()
     owner.storage_says = OSError(errno.ENOSPC, "No space left on device")
@@ -467,7 +481,7 @@ def test_restarts_that_are_all_damaged_are_not_begun_anew_over(case: Case) -> No
     level = Copying().at(case.cwd)
     level.kind = Kind.SYSTEM  # an application may still have files of its own in place
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     (key,) = case.restarts.keys()
     os.truncate(case.restarts.path_of(key) / "files/state", 0)
@@ -480,12 +494,12 @@ def test_restarts_that_are_all_damaged_are_not_begun_anew_over(case: Case) -> No
 def test_a_link_that_saved_nothing_says_so_whatever_earlier_ones_saved(case: Case) -> None:
     level = Copying().at(case.cwd)
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     (key,) = case.restarts.keys()
     level.save_fails = "on purpose"
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     outcome = case.rundir.outcome(case.generation)
     assert outcome is not None
@@ -498,7 +512,7 @@ def test_a_disk_that_cannot_be_read_now_is_not_damage(
 ) -> None:
     level = Copying().at(case.cwd)
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     before = case.restarts.keys()
     real = Path.read_bytes
@@ -522,7 +536,7 @@ def test_restarts_of_another_command_are_neither_gone_on_from_nor_written_over(
     """Its result would be the other one's. No later link would do better: the chain ends."""
     level = Copying().at(case.cwd)
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     before, state = case.restarts.keys(), (case.cwd / "state").read_text()
     assert EXIT_FAILED == case.link(level, Plain(), argv=("beta", "5")).run()
@@ -583,7 +597,7 @@ def test_restarts_that_cannot_be_listed_for_a_moment_do_not_end_the_program(
         return real(path)
 
     monkeypatch.setattr(fsio, "names_in", names_in)
-    case.notice_when(lambda: case.names().count("save.committed") > 1)
+    case.notice_when(lambda: case.commits() > 1)
     assert EXIT_SAVED == link.run()
     assert "save.failed" in case.names()
     assert Result.SAVED is case.result()
@@ -623,7 +637,7 @@ def test_a_link_without_space_for_any_save_condemns_no_level(case: Case) -> None
     assert "failed" not in json.loads(case.rundir.levels_file.read_text())
     level.no_room = None
     link = case.link(level, Plain())
-    case.notice_after(0.5)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     assert 1 == len(case.restarts.keys())
 
@@ -644,7 +658,7 @@ def test_a_last_save_that_the_disk_does_not_take_condemns_no_level(
 
     monkeypatch.setattr(Staging, "commit", full)
     link = case.link(Ending().at(case.cwd), Plain())
-    case.notice_after(0.5)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     record = json.loads(case.rundir.levels_file.read_text())
     assert ({"1": "copying"}, None) == (record["chosen"], record.get("failed"))
@@ -684,7 +698,7 @@ def saved_twice(case: Case, level: Copying) -> tuple[str, str]:
     """The two restarts' names, older first."""
     for _ in range(2):
         link = case.link(level)
-        case.notice_after(0.6)
+        case.notice_soon()
         assert EXIT_SAVED == link.run()
     level.saves_after_end = False
     older, newer = case.restarts.keys()
@@ -719,7 +733,10 @@ def test_a_level_whose_every_restart_the_program_fails_after_gives_way(
     level = Copying("system").at(case.cwd)
     level.kind = Kind.SYSTEM
     link = case.link(level, interval_s=600 if saves == 1 else 0.4)
-    case.notice_after(1.2)
+    if saves == 1:
+        case.notice_soon()
+    else:
+        case.notice_when(lambda: case.commits() > 0)
     link.run()
     assert saves == min(len(case.restarts.keys()), 2)
     level.saves_after_end = False
@@ -747,7 +764,7 @@ def test_work_that_may_be_sound_is_not_begun_anew_over(
         _, newer = saved_twice(case, level)  # the second link has gone on, and saved
     else:
         link = case.link(level)
-        case.notice_after(0.6)
+        case.notice_soon()
         link.run()
         level.saves_after_end = False
         newer = case.restarts.keys()[-1].directory_name
