@@ -361,6 +361,15 @@ def test_a_busy_coordinator_is_not_asked_for_ever(
         lone.save()
 
 
+def test_images_that_come_after_the_answer_are_waited_for(lone: Lone) -> None:
+    """Release 4.1 answers -bc before they are there, under their names."""
+    lone.environ["STAND_IN"] = "answers-early"
+    lone.first(*SLEEP)
+    restart = lone.save(last=True)
+    assert restart.facts["images"] == [path.name for path in restart.path.iterdir()]
+    assert [".dmtcp"] == [Path(name).suffix for name in restart.facts["images"]]
+
+
 def test_a_checkpoint_that_kills_the_program_is_a_failed_save(lone: Lone) -> None:
     lone.environ["STAND_IN"] = "checkpoint-kills"
     lone.first(*SLEEP)
