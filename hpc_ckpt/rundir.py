@@ -219,7 +219,7 @@ class RunDir:
         return sorted(key for key in keys if key is not None and self._has_manifest(key))
 
     def _has_manifest(self, key: CheckpointKey) -> bool:
-        return (self.checkpoints / key.directory_name / MANIFEST_NAME).is_file()
+        return fsio.is_file(self.checkpoints / key.directory_name / MANIFEST_NAME)
 
     def newest(self) -> CheckpointKey | None:
         """How far the work has come."""
@@ -231,7 +231,7 @@ class RunDir:
         made = [
             key
             for key in restarts
-            if key is not None and (self.restarts / key.directory_name / MANIFEST_NAME).is_file()
+            if key is not None and fsio.is_file(self.restarts / key.directory_name / MANIFEST_NAME)
         ]
         return [*self.committed(), *made]
 

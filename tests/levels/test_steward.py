@@ -530,6 +530,29 @@ def test_a_disk_that_cannot_be_read_now_is_not_damage(
     assert outcome is not None and "cannot be read now" in outcome.reason
 
 
+def test_manifests_that_storage_does_not_show_now_are_not_missing(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path.is_file() of Python 3.14 says that they are: the work would be begun anew."""
+    for place in (case.rundir.restarts, case.rundir.checkpoints):
+        (place / "step-000000001-g00000001").mkdir(parents=True)
+        (place / "step-000000001-g00000001/MANIFEST.json").touch()
+    real = os.stat
+
+    def stat(path: Any, *args: Any, **more: Any) -> os.stat_result:
+        if str(path).endswith("MANIFEST.json"):
+            raise STALE
+        return real(path, *args, **more)
+
+    for look in (case.restarts.keys, case.rundir.all_keys, case.rundir.committed):
+        assert look()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", stat)
+            patch.setattr(Path, "is_file", os.path.isfile)
+            with pytest.raises(OSError, match="Stale"):
+                look()
+
+
 def test_restarts_of_another_command_are_neither_gone_on_from_nor_written_over(
     case: Case,
 ) -> None:
