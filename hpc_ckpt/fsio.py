@@ -368,6 +368,15 @@ def names_in(path: str | os.PathLike[str]) -> list[str]:
         return []
 
 
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Raises where storage does not answer; Path.is_file() of Python 3.14 says that none is there,
+    and work that is saved would be begun anew."""
+    try:
+        return stat.S_ISREG(Path(path).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def delete_tree(path: str | os.PathLike[str], *, point: str | None = None) -> None:
     """Delete a directory and what is in it; what has already gone is fine.
 

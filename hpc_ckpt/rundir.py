@@ -145,6 +145,10 @@ class RunDir:
         """There once a program that a level was to save has turned out to have a Checkpointer."""
         return self.control / "speaks"
 
+    def speaks(self) -> bool:
+        """Storage that does not answer now is asked again at the next look."""
+        return os.path.exists(self.speaks_file)  # noqa: PTH110 - never raises
+
     @property
     def logs(self) -> Path:
         return self.root / "logs"
@@ -215,7 +219,7 @@ class RunDir:
         return sorted(key for key in keys if key is not None and self._has_manifest(key))
 
     def _has_manifest(self, key: CheckpointKey) -> bool:
-        return (self.checkpoints / key.directory_name / MANIFEST_NAME).is_file()
+        return fsio.is_file(self.checkpoints / key.directory_name / MANIFEST_NAME)
 
     def newest(self) -> CheckpointKey | None:
         """How far the work has come."""
@@ -227,7 +231,7 @@ class RunDir:
         made = [
             key
             for key in restarts
-            if key is not None and (self.restarts / key.directory_name / MANIFEST_NAME).is_file()
+            if key is not None and fsio.is_file(self.restarts / key.directory_name / MANIFEST_NAME)
         ]
         return [*self.committed(), *made]
 

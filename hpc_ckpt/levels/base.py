@@ -118,8 +118,10 @@ class ResumeFailed(HpcCkptError):
 def passes(error: BaseException) -> bool:
     """Caused by a bad day of this node or its storage: it says nothing against a level, nor
     against what the level has saved."""
-    found = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(found, OSError) and found.errno in _PASSING
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__
+    return found is not None and found.errno in _PASSING
 
 
 _PASSING = frozenset(
@@ -129,7 +131,7 @@ _PASSING = frozenset(
 
 
 class NotHere(ResumeFailed):
-    """No restart can be gone on from on this node now; nothing is wrong with any of them."""
+    """Nothing is started or gone on from on this node now; nothing is wrong with any restart."""
 
 
 class AnotherCommand(HpcCkptError):
@@ -152,7 +154,7 @@ class Level(Protocol):
         """Why it cannot be used here for this; None: it can. Starts nothing that lasts."""
 
     def first(self, work: Work) -> Start:
-        """Raises StartFailed."""
+        """Raises StartFailed; NotHere: another link may do."""
 
     def resume(self, work: Work, restart: Path, facts: Mapping[str, Any]) -> Start:
         """Put the files of a restart, all verified, where the program looks for them."""

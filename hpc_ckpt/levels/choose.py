@@ -114,7 +114,7 @@ def _by_system(
         if wanted in ("plain",) or (wanted in ("dmtcp", "criu") and wanted != level.name):
             continue
         why = level.probe(work)
-        if why is None or wanted == level.name or _by_module(tools.get(level.name), why):
+        if why is None or _by_module(tools.get(level.name), why):
             # A job has another PATH: what was found here is named, and looked for there.
             tool = tools.get(level.name) or level.tool
             entries.append({"name": level.name, "kind": Kind.SYSTEM.value, "tool": tool})

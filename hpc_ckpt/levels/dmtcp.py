@@ -144,10 +144,11 @@ class Dmtcp:
 
     # ── start and restart ─────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:
+        """What is wrong with the window or the coordinator is the node's, and NotHere."""
         try:
             tool = self._found(work)
             attempt = self._begin(work, Window())
-        except (ResumeFailed, NoTool) as error:
+        except NoTool as error:
             raise StartFailed(str(error)) from error
         self._base = 0
         coordinator = attempt.coordinator

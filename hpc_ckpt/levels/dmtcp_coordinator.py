@@ -40,11 +40,13 @@ class Coordinator:
         """Raises NotHere where it does not come up: that says nothing of any restart."""
         self._tool = tool
         self._environ = clean(environ)
-        place.mkdir(parents=True)
         self.temporary = place / "tmp"
-        self.temporary.mkdir()
         scripts = place / "scripts"
-        scripts.mkdir()
+        try:
+            for directory in (place, self.temporary, scripts):
+                directory.mkdir(parents=True)
+        except OSError as error:
+            raise NotHere(f"{place}: {error.strerror}") from error
         self._log = place / "coordinator.log"
         self._child = self._start(place / "port", scripts)
         own_children.add(self._child.pid)
@@ -56,8 +58,8 @@ class Coordinator:
 
     def _start(self, port_file: Path, scripts: Path) -> subprocess.Popen[bytes]:
         argv = self._tool.coordinator(port_file, scripts, self.temporary)
-        with self._log.open("wb") as stream:
-            try:
+        try:
+            with self._log.open("wb") as stream:
                 return subprocess.Popen(
                     argv,
                     cwd=scripts,
@@ -67,8 +69,8 @@ class Coordinator:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            except OSError as error:
-                raise NotHere(f"{argv[0]}: {error.strerror}") from error
+        except OSError as error:
+            raise NotHere(f"{argv[0]}: {error.strerror}") from error
 
     def _wait_for_port(self, path: Path) -> int:
         until = time.monotonic() + START_S

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from .base import ResumeFailed
+from .base import NotHere, ResumeFailed
 
 PARENT = Path("/tmp")
 """On every node; the name in it is random, and the directory nobody else's."""
@@ -31,23 +31,26 @@ class Window:
     """Held by one link on one node at a time; gone after close()."""
 
     def __init__(self, place: str | None = None) -> None:
-        """`place`: that of the link before. Raises ResumeFailed."""
+        """`place`: that of the link before. Raises ResumeFailed; NotHere where this node does not
+        let it be made or held, which says nothing of any image."""
         if place is None:
             self.place = PARENT.resolve() / f"hpc-ckpt-dmtcp-{secrets.token_hex(8)}"
         else:
             self.place = Path(place)
         if _NAME.fullmatch(self.place.name) is None or not self.place.is_absolute():
             raise ResumeFailed(f"{self.place} is not a directory this level has made")
+        self._held = -1
         try:
             self._held = self._hold()
+            self.images = self.place.resolve() / "images"
+            self._idle = self.place / "idle"
+            for path in (self.images, self._idle):
+                _remove(path)
+                path.mkdir()
         except OSError as error:
+            self.close()
             why = f"{self.place}: {error.strerror}; images are only found at the path they were"
-            raise ResumeFailed(f"{why} written to") from error
-        self.images = self.place.resolve() / "images"
-        self._idle = self.place / "idle"
-        for path in (self.images, self._idle):
-            _remove(path)
-            path.mkdir()
+            raise NotHere(f"{why} written to") from error
 
     def _hold(self) -> int:
         """The lock also keeps cleaners of /tmp away."""

@@ -5,6 +5,8 @@ word of it that the link runner reads."""
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 
 from ..errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from ..events import Event, EventLog
@@ -15,6 +17,10 @@ from .moments import Moments
 from .saving import Saves
 
 log = logging.getLogger("hpc_ckpt.steward")
+
+PATIENCE_S = 30.0
+"""For storage that does not answer when the word of a link's end is due."""
+LOOK_EVERY_S = 1.0
 
 
 class Ending:
@@ -44,11 +50,12 @@ class Ending:
         by_code = shown is None
         if shown is False or (by_code and self._moments.why_told() is not None):
             return None  # asked to end, many programs save and leave with code 0
-        self._lease.check()
+        _patiently(self._lease.check)
         if by_code:  # what the link runner has seen may say otherwise, so that DONE is its affair
             return self.leave(Result.COMPLETE, None, "exit code 0", by_code=True)
         left = self.leave(Result.COMPLETE, None, "complete")
-        self._place.write_done(Done(self._lease.generation, None))
+        done = Done(self._lease.generation, None)
+        _patiently(lambda: self._place.write_done(done))
         return left
 
     def leave(self, result: Result, step: int | None, reason: str, *, by_code: bool = False) -> int:
@@ -63,7 +70,20 @@ class Ending:
             reason=reason,
         )
         outcome = Outcome(result, generation, step, reason, by_code)
-        write_outcome(self._place.outcome_file(generation), outcome)
+        _patiently(lambda: write_outcome(self._place.outcome_file(generation), outcome))
         log.info("%s: %s", result.value, reason)
         codes = {Result.COMPLETE: EXIT_COMPLETE, Result.SAVED: EXIT_SAVED}
         return codes.get(result, EXIT_FAILED)
+
+
+def _patiently(act: Callable[[], None]) -> None:
+    """Work that is complete would be done again for a moment of silence."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return act()
+        except OSError as error:
+            if time.monotonic() >= until:
+                raise
+            log.warning("%s; tried again", error)
+            time.sleep(LOOK_EVERY_S)

@@ -22,6 +22,10 @@ SAVE_FACTOR = 1.5
 """The next save may be slower than any yet seen."""
 UNKNOWN_END_S = 60.0
 """For a last save after a notice where no end is known."""
+RESUME_S = 120.0
+"""A program that is not back after this long will not come back; longer for large restarts."""
+SLOW_READ = 50 * 1024**2
+"""Bytes a second of a file system that is still worth waiting for."""
 
 
 @dataclass(frozen=True)
@@ -125,3 +129,8 @@ class Moments:
         until = began + max(self._interval_s, UNKNOWN_END_S)
         end = self._place.deadline(self._generation)
         return until if end is None else min(until, max(self._until(), began + 1.0))
+
+
+def back_by(size: int) -> float:
+    """The moment of time.monotonic() by which a program is back from a restart of so many bytes."""
+    return time.monotonic() + RESUME_S + size / SLOW_READ

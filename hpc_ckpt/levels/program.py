@@ -17,6 +17,10 @@ from .. import processes
 LOOK_EVERY_S = 0.1
 TICKS = processes.TICKS
 _RESET = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+_CRASHES = frozenset(
+    (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
+)
 own_children: set[int] = set()
 """Started by this process in sessions of their own, and waited for by whoever started them."""
 
@@ -97,6 +101,19 @@ class Program:
 
 def how_it_ended(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def ended_from_outside(code: int) -> bool:
+    """Whoever ends a program so, it is no restart."""
+    return _signal_in(code) in _FROM_OUTSIDE
+
+
+def crashed(code: int) -> bool:
+    return _signal_in(code) in _CRASHES
+
+
+def _signal_in(code: int) -> int:
+    return -code if code < 0 else code - 128  # as the keeper of a program says it
 
 
 def tree_of(root: int) -> list[int]:

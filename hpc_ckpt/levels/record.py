@@ -15,7 +15,8 @@ from .moments import Cost
 log = logging.getLogger("hpc_ckpt.steward")
 
 TRIES = 2
-"""Links that may fail after the same restart before an older one is tried first."""
+"""Links that may fail after the same restart before an older one is tried first, or in which a
+level may fail to start before it gives way."""
 
 
 class Trials:
@@ -65,6 +66,13 @@ class Trials:
     def has_saved(self, name: str) -> bool:
         """A level that has saved once is not given up for one save that failed."""
         return name in self._of("saved")
+
+    def never_starts(self, name: str) -> bool:
+        """One link in which it could not start says nothing: its node may have been busy."""
+        known = self._of("unstarted")
+        links = int(known.get(name) or 0) + 1
+        self._note("unstarted", {**known, name: links})
+        return links >= TRIES
 
     def survive(self, name: str) -> None:
         self._once("survived", name)

@@ -125,7 +125,7 @@ class Restarts:
         return sorted(
             key
             for key in found
-            if key is not None and (self.path_of(key) / MANIFEST_NAME).is_file()
+            if key is not None and fsio.is_file(self.path_of(key) / MANIFEST_NAME)
         )
 
     def stage(self, generation: int) -> Staging:

@@ -61,6 +61,8 @@ class Saves:
         """The same, of one that took the program along."""
         self.skipped: set[CheckpointKey] = set()
         """Restarts that this link could not go on from."""
+        self._newest: CheckpointKey | None = None
+        """Remembered: storage that does not answer for a moment must not end the program."""
         self._at = (0, 0)
         """Of the last save, or what the program went on from: its key's step, and the program's."""
 
@@ -70,9 +72,12 @@ class Saves:
         step = 0 if restart is None else restart.key.step
         self._at = (step, step if own is None else int(own))
 
+    def look(self) -> None:
+        """What earlier links have left, listed before the program runs and not again."""
+        self._newest = max(self._restarts.keys(), default=None)
+
     def newest(self) -> CheckpointKey | None:
-        keys = self._restarts.keys()
-        return keys[-1] if keys else None
+        return self._newest
 
     def step(self) -> int:
         newest = self.newest()
@@ -119,6 +124,7 @@ class Saves:
                 guard=self._lease.check,
                 argv=self._argv,
             )
+            self._newest = restart.key
             self._at = (restart.key.step, self._at[1] if saved.step is None else saved.step)
             return restart, saved
 
@@ -153,7 +159,15 @@ class Saves:
             save_s=round(seconds, 3),
             training_s=self.working_s(),
         )
-        for key in self._restarts.retain(self._keep, level.name, restart.key, self.skipped):
+        self._retain(level, restart)
+
+    def _retain(self, level: Level, restart: Restart) -> None:
+        try:
+            gone = self._restarts.retain(self._keep, level.name, restart.key, self.skipped)
+        except OSError as error:
+            log.warning("no older restart is removed now: %s", error)
+            return
+        for key in gone:
             self._events.emit(Event.REMOVED, checkpoint=key.directory_name, tier="restarts")
 
     def _failed(self, level: Level, program: Program, error: Exception, *, last: bool) -> None:

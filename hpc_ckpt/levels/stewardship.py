@@ -9,7 +9,6 @@ chain.json; one that turns out not to work here gives way to the next.
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,9 +35,9 @@ from .base import (
 )
 from .ending import Ending
 from .forwarding import Forwarding
-from .moments import Moments
+from .moments import Moments, back_by
 from .orphans import Orphans
-from .program import Program, how_it_ended
+from .program import Program, crashed, ended_from_outside, how_it_ended
 from .record import Trials
 from .relay import Relay
 from .restarts import Restart, Restarts
@@ -49,20 +48,11 @@ log = logging.getLogger("hpc_ckpt.steward")
 TICK_S = 0.25
 INTERVAL_S = 600.0
 FIRST_S = 60.0
-RESUME_S = 120.0
-"""A program that is not back after this long will not come back; longer for large restarts."""
-SLOW_READ = 50 * 1024**2
-"""Bytes a second of a file system that is still worth waiting for."""
 SOON_S = 60.0
 """A program that fails this soon after it went on may have failed because of that."""
 AGAIN = 2
 """How often a link goes on from the same restart, if the program fails soon after."""
 LEAST_ROOM = 1024**2
-_FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-"""Whoever ends a program by these, it is no restart."""
-_CRASHES = frozenset(
-    (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
-)
 _Skip = Callable[[CheckpointKey, str], None]
 
 
@@ -124,8 +114,9 @@ class Steward:
 
     def run(self) -> int:
         """The exit code of the link's program."""
-        self._restarts.sweep(self._lease.generation)
         try:
+            self._restarts.sweep(self._lease.generation)
+            self._saves.look()
             return self._by_itself() if self._speaks() else self._by_levels()
         except (AnotherCommand, ResumeFailed) as failure:
             if isinstance(failure, AnotherCommand):
@@ -174,13 +165,12 @@ class Steward:
 
     # ── a program that saves for itself ───────────────────────────────────────────────────
     def _speaks(self) -> bool:
-        return self._link_environ is not None and self._place.speaks_file.exists()
+        return self._link_environ is not None and self._place.speaks()
 
     def _by_itself(self) -> int:
         """As any program with a Checkpointer: it says itself how the link ended."""
         self._trials.choose(Kind.MODEL.value, Kind.MODEL.value)
-        work = self._work
-        start = Start(argv=work.argv, cwd=work.cwd, environ=self._link_environ or {})
+        start = Start(argv=self._work.argv, cwd=self._work.cwd, environ=self._link_environ or {})
         program = self._start(start)
         try:
             while (code := program.wait(time.monotonic() + TICK_S)) is None:
@@ -245,10 +235,21 @@ class Steward:
             return program
         if skipped:
             self._check_beginning_anew(level, skipped, refused=refused)
-        if self._restarts.keys():
+        if self._saves.newest() is not None:
             log.warning("NO STORED RESTART IS USED: begins anew, unless it has files of its own")
+        start = self._first(level, work)
         self._events.emit(Event.STARTED_FRESH, skipped=skipped)
-        return self._start(level.first(work))
+        return self._start(start)
+
+    def _first(self, level: Level, work: Work) -> Start:
+        try:
+            return level.first(work)
+        except (StartFailed, NotHere) as error:
+            if passes(error):
+                raise NotHere(str(error)) from error
+            if isinstance(error, StartFailed) or self._trials.never_starts(level.name):
+                raise StartFailed(str(error)) from error
+            raise  # a slow node; to give way here would be for the whole chain
 
     def _candidates(self, level: Level, skip: _Skip) -> Iterator[Restart]:
         """Newest first; those after which earlier links failed only if no other is left."""
@@ -288,7 +289,7 @@ class Steward:
         log.info("goes on from %s", restart.key.directory_name)
         program = self._start(level.resume(work, restart.path, restart.facts))
         try:
-            level.resumed(program, time.monotonic() + RESUME_S + restart.size / SLOW_READ)
+            level.resumed(program, back_by(restart.size))
         except BaseException:  # nothing of it goes on, then raised again
             program.end()
             self._stop_relaying()  # what is put back is not said again
@@ -403,10 +404,9 @@ class Steward:
     def _check_restart(self, level: Level, code: int) -> None:
         """Raises _Gone where the restart may be why the program failed."""
         restart, after_s = self._began_from, time.monotonic() - self._went_on
-        number = -code if code < 0 else code - 128  # as the keeper of a program says it
-        if restart is None or after_s >= SOON_S or number in _FROM_OUTSIDE:
+        if restart is None or after_s >= SOON_S or ended_from_outside(code):
             return
-        self._crashed |= number in _CRASHES or level.own_failure(code) is not None
+        self._crashed |= crashed(code) or level.own_failure(code) is not None
         ends = self._failed_after.setdefault(restart, [])
         ends.append(how_it_ended(code))
         if len(ends) == 1:

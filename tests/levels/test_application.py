@@ -81,6 +81,7 @@ class Case:
         *argv: str,
         others: tuple[Level, ...] = (),
         notice_s: float | None = None,
+        notice_at: str | None = None,
         interval_s: float = 600.0,
         deadline_s: float | None = None,
     ) -> int:
@@ -100,10 +101,20 @@ class Case:
                 notice_s, lambda: self.rundir.give_notice(self.generation, "test")
             )
             tell.start()
+        if notice_at is not None:
+            at = (self.cwd / notice_at,)
+            threading.Thread(target=self._tell_at, args=at, daemon=True).start()
         try:
             return steward.run()
         finally:
             log.close()
+
+    def _tell_at(self, path: Path) -> None:
+        """Once the program has made this file, however long it took to begin."""
+        until = time.monotonic() + 120
+        while not path.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        self.rundir.give_notice(self.generation, "test")
 
     def records(self) -> list[dict[str, Any]]:
         return list(read(self.rundir.events_file(self.generation, "here")))
@@ -641,6 +652,7 @@ def test_a_script_is_asked_by_its_own_name(case: Case) -> None:
     script.write_text(
         f"#!{sys.executable}\nimport signal, subprocess, sys\n"
         "signal.signal(signal.SIGTERM, lambda *_: open('e.rst', 'w').write('1'))\n"
+        "open('up', 'w').close()\n"
         "sys.exit(subprocess.run(['sleep', '2']).returncode)\n"
     )
     script.chmod(0o755)
@@ -651,7 +663,7 @@ def test_a_script_is_asked_by_its_own_name(case: Case) -> None:
         "save": {"signal": "TERM", "stops": "true", "lead": "5s"},
         "complete": {"file": "out"},
     }
-    case.link(case.level(recipe), "bash", "-c", "./flow; echo $? > code", notice_s=1.0)
+    case.link(case.level(recipe), "bash", "-c", "./flow; echo $? > code", notice_at="up")
     assert "0\n" == (case.cwd / "code").read_text()
     assert "1" == (case.cwd / "e.rst").read_text()
 
@@ -690,7 +702,7 @@ def behind_srun(case: Case, monkeypatch: pytest.MonkeyPatch, jobs: tuple[str, st
         (case.cwd / name).chmod(0o755)
     monkeypatch.setenv("SLURM_JOB_ID", jobs[0])
     case.link(
-        case.level(BY_TERM), "./srun", "env", f"SLURM_JOB_ID={jobs[1]}", "./flow", notice_s=1.5
+        case.level(BY_TERM), "./srun", "env", f"SLURM_JOB_ID={jobs[1]}", "./flow", notice_at="ready"
     )
     ended = next(r["time"] for r in case.records() if r["event"] == "ended")
     return float(ended) - next(r["time"] for r in case.records() if r["event"] == "stopping")

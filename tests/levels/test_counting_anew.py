@@ -59,6 +59,7 @@ class Links:
         trials = Trials(place, generation, log)
         moments = Moments(place, generation, 600.0, None)
         saves = Saves(self.restarts, lease.Lease(place, generation), log, trials, moments, 2)
+        saves.look()
         saves.goes_on_from(since)
         made = [self._save(saves, step).key.step for step in steps]
         log.close()

@@ -44,13 +44,11 @@ def chain(tmp_path: Path, criu: Path) -> Iterator[LocalChain]:
     running.close()
 
 
-def test_criu_not_permitted_means_plain_with_a_warning(chain: LocalChain) -> None:
-    """Asked for by name, so only the node says no."""
+def test_criu_asked_for_by_name_and_not_permitted_is_refused(chain: LocalChain) -> None:
     command = write_program(chain.place, "c", 5)
-    assert 0 == chain.run(command, link_s=60, before=WITHOUT), chain.story()
-    assert {"1": "plain"} == chain.levels()["chosen"]
-    assert "CAP_CHECKPOINT_RESTORE" in chain.levels()["rejected"]["criu"]
-    assert "level criu: CRIU needs privileges" in chain.rundir.log_file(1).read_text()
+    assert 2 == chain.run(command, link_s=60, before=WITHOUT), chain.story()
+    said = " ".join((chain.place / "said").read_text().split())
+    assert "level: criu: not usable" in said and "CAP_CHECKPOINT_RESTORE" in said
 
 
 def test_criu_not_permitted_is_said_at_the_submission(chain: LocalChain) -> None:

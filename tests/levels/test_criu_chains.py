@@ -13,8 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from chains_of_programs import LocalChain, kill_all, undisturbed, write_program
 
-from hpc_ckpt.chain.ledger import read_status
-
 ROUNDS = {"c": 50, "bash": 200, "numpy": 90, "torch": 40}
 
 
@@ -90,10 +88,11 @@ def test_a_program_of_many_processes_keeps_its_pids(chain: LocalChain) -> None:
 
 
 def test_the_exit_code_of_a_restored_program_is_known(chain: LocalChain) -> None:
-    """The link before it ended by its time."""
-    command = write_program(chain.place, "c", 260)
-    assert 1 == chain.run([*command, "7"], link_s=12, more=["--set", "chain.retries=0"])
-    assert "time limit" == read_status(chain.rundir).links[0].cause
+    command = write_program(chain.place, "c", 4 * ROUNDS["c"])
+    chain.start([*command, "7"], link_s=60, more=["--set", "chain.retries=0"])
+    chain.wait_for(lambda: lines(chain) > 5)
+    chain.rundir.give_notice(1, "test")
+    assert 1 == chain.finish(), chain.story()
     assert chain.events("restored")
     assert "exit code 7" in chain.events("ended")[-1]["reason"], chain.story()
 

@@ -379,6 +379,35 @@ def test_what_a_recipe_cannot_read_from_the_command_is_a_reason_to_look_further(
 
 
 @pytest.mark.parametrize(
+    ("runs", "refused"),
+    [
+        ("run 20000\n", "run 20000"),
+        ("run 500 upto\n  run ${n} pre no # upto\n", "run ${n} pre no"),
+        ("run 20000\nrun  0\n", "run 20000"),
+        ("run 20000 upto\n", None),
+        ("run 500\nrun 20000 upto\nrun  0 # energies\n", None),
+        ("run ${n} upto\n", None),
+        ("run $n upto\n", None),
+        ("run 20000 &\n  upto\n", None),
+        ("run 20000 start 0 stop 20000 upto\n", None),
+        ("# run 500\n", None),
+    ],
+)
+def test_lammps_whose_last_run_is_no_upto_is_refused(
+    tmp_path: Path, runs: str, refused: str | None
+) -> None:
+    """Each link would do all its steps again, and end beyond the last one."""
+    (tmp_path / "in.x").write_text(f"{READS}restart 100 ck.a ck.b\n{runs}write_restart ck.c\n")
+    this = work(tmp_path, "lmp", "-in", "in.x")
+    said = Application(SHIPPED["lammps"]).probe(this)
+    if refused is None:
+        assert said is None
+    else:
+        assert said is not None and said.startswith(f"in.x: '{refused}': ")
+        assert "write 'run N upto'" in said
+
+
+@pytest.mark.parametrize(
     ("command", "line", "said"),
     [
         ("lmp -in in.x", "log none\n", "in.x: 'log none': the log tells"),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hpc_ckpt import events, fsio, lease
 from hpc_ckpt.chain.verdict import judge
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog
-from hpc_ckpt.levels import stewardship
+from hpc_ckpt.levels import ending, stewardship
 from hpc_ckpt.levels.base import (
     Kind,
     Moment,
@@ -47,6 +47,8 @@ n = int(state.read_text()) if state.exists() else 0
 while n < most:
     n += 1
     new = Path("state.new"); new.write_text(str(n)); new.rename(state)
+    with open("counted", "a") as stream:
+        stream.write(".")
     time.sleep(0.02)
 """
 
@@ -147,8 +149,36 @@ class Case:
         )
 
     def notice_after(self, seconds: float) -> None:
+        """For what is waited for by the level itself."""
         generation = self.generation
         threading.Timer(seconds, lambda: self.rundir.give_notice(generation, "test")).start()
+
+    def when(self, ready: Callable[[], bool], act: Callable[[], object]) -> None:
+        """However long the program takes to get there."""
+
+        def wait() -> None:
+            until = time.monotonic() + 120
+            while not ready() and time.monotonic() < until:
+                time.sleep(0.02)
+            act()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def notice_when(self, ready: Callable[[], bool]) -> None:
+        generation = self.generation
+        self.when(ready, lambda: self.rundir.give_notice(generation, "test"))
+
+    def notice_soon(self) -> None:
+        """Once the program of this link has counted ten times."""
+        before = self._counted()
+        self.notice_when(lambda: self._counted() >= before + 10)
+
+    def _counted(self) -> int:
+        path = self.cwd / "counted"
+        return path.stat().st_size if path.exists() else 0
+
+    def commits(self) -> int:
+        return self.names().count("save.committed")
 
     def names(self) -> list[str]:
         path = self.rundir.events_file(self.generation, "here")
@@ -179,7 +209,7 @@ def case(tmp_path: Path) -> Case:
 def test_a_notice_saves_and_the_next_link_goes_on(case: Case) -> None:
     level = Copying().at(case.cwd)
     link = case.link(level)
-    case.notice_after(0.8)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     assert Result.SAVED is case.result()
     (key,) = case.restarts.keys()
@@ -205,9 +235,8 @@ def test_the_deadline_saves(case: Case) -> None:
 
 def test_saves_come_at_the_policys_interval_and_few_are_kept(case: Case) -> None:
     link = case.link(Copying().at(case.cwd), interval_s=0.3)
-    case.notice_after(2.5)
+    case.notice_when(lambda: case.commits() >= 5)
     assert EXIT_SAVED == link.run()
-    assert case.names().count("save.committed") >= 5
     assert 3 == len(case.restarts.keys())
     assert "removed" in case.names()
 
@@ -216,7 +245,7 @@ def test_a_damaged_restart_falls_back_to_the_one_before(case: Case) -> None:
     level = Copying().at(case.cwd)
     for _ in range(2):
         link = case.link(level)
-        case.notice_after(0.6)
+        case.notice_soon()
         link.run()
     older, newer = case.restarts.keys()
     shard = case.restarts.path_of(newer) / "files" / "state"
@@ -231,12 +260,12 @@ def test_a_damaged_restart_is_not_one_of_those_that_are_kept(case: Case) -> None
     level = Copying().at(case.cwd)
     for _ in range(3):
         link = case.link(level)
-        case.notice_after(0.6)
+        case.notice_soon()
         link.run()
     _, older, newer = case.restarts.keys()
     os.truncate(case.restarts.path_of(newer) / "files/state", 0)
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     left = case.restarts.keys()
     assert older in left
@@ -246,7 +275,7 @@ def test_a_damaged_restart_is_not_one_of_those_that_are_kept(case: Case) -> None
 @pytest.mark.parametrize("what", ["truncate", "manifest", "missing", "extra"])
 def test_every_damage_to_a_restart_is_found(case: Case, what: str) -> None:
     link = case.link(Copying().at(case.cwd))
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     (key,) = case.restarts.keys()
     place = case.restarts.path_of(key)
@@ -281,7 +310,7 @@ def test_a_level_whose_first_save_kills_gives_way_to_the_next(case: Case) -> Non
     broken = Copying("broken", saves=False).at(case.cwd)
     good = Copying("good").at(case.cwd)
     link = case.link(broken, good)
-    case.notice_after(0.6)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     record = json.loads(case.rundir.levels_file.read_text())
     assert "broken" in record["failed"]
@@ -315,7 +344,7 @@ def test_a_level_whose_restarts_do_not_restart_gives_way(case: Case) -> None:
     level = Copying("once").at(case.cwd)
     level.kind = Kind.SYSTEM
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     (case.cwd / "state").unlink()
     level.resumes = False
@@ -328,12 +357,12 @@ def test_a_level_that_has_no_other_to_give_way_to_is_tried_again(case: Case) -> 
     """One that the user has named: else nothing would ever run in this chain again."""
     level = Copying("named", saves=False).at(case.cwd)
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     assert "named" in json.loads(case.rundir.levels_file.read_text())["failed"]
     level.saves = True
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     assert 1 == len(case.restarts.keys())
 
@@ -371,7 +400,7 @@ def test_code_0_of_a_program_that_was_asked_to_end_completes_nothing(
 
     level = Copying().at(case.cwd) if saves else Plain()
     link = case.link(level, argv=(sys.executable, "-c", LEAVES_ON_TERM))
-    threading.Timer(1.0, end).start()
+    case.when((case.cwd / "pid").exists, end)
     assert EXIT_SAVED == link.run()
     assert case.rundir.done() is None
     outcome = case.rundir.outcome(case.generation)
@@ -407,7 +436,7 @@ def test_nothing_of_the_tree_outlives_the_link(case: Case) -> None:
         "open('pid', 'w').write(str(p.pid)); time.sleep(1000)"
     )
     link = case.link(Plain(), argv=(sys.executable, "-c", code))
-    case.notice_after(1.0)
+    case.notice_when(lambda: (case.cwd / "pid").exists() and (case.cwd / "pid").read_text() != "")
     link.run()
     pid = int((case.cwd / "pid").read_text())
     stat = Path(f"/proc/{pid}/stat")
@@ -418,7 +447,7 @@ def test_a_level_that_holds_the_work_and_says_no_here_fails_the_link(case: Case)
     """Any other would begin anew; on another node it may say yes."""
     owner, other = Copying("owner").at(case.cwd), Copying("other").at(case.cwd)
     link = case.link(owner, other)
-    case.notice_after(0.8)
+    case.notice_soon()
     link.run()
     (key,) = case.restarts.keys()
     owner.refuses = "not installed on this node"
@@ -435,7 +464,7 @@ def test_full_storage_at_a_restart_fails_the_link_and_condemns_no_level(case: Ca
     """The next level would begin anew, over the work; the next link finds space again."""
     owner, other = Copying("owner").at(case.cwd), Copying("other").at(case.cwd)
     link = case.link(owner, other)
-    case.notice_after(0.8)
+    case.notice_soon()
     link.run()
     (key,) = case.restarts.keys()
     owner.storage_says = OSError(errno.ENOSPC, "No space left on device")
@@ -452,7 +481,7 @@ def test_restarts_that_are_all_damaged_are_not_begun_anew_over(case: Case) -> No
     level = Copying().at(case.cwd)
     level.kind = Kind.SYSTEM  # an application may still have files of its own in place
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     (key,) = case.restarts.keys()
     os.truncate(case.restarts.path_of(key) / "files/state", 0)
@@ -465,12 +494,12 @@ def test_restarts_that_are_all_damaged_are_not_begun_anew_over(case: Case) -> No
 def test_a_link_that_saved_nothing_says_so_whatever_earlier_ones_saved(case: Case) -> None:
     level = Copying().at(case.cwd)
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     (key,) = case.restarts.keys()
     level.save_fails = "on purpose"
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     outcome = case.rundir.outcome(case.generation)
     assert outcome is not None
@@ -483,7 +512,7 @@ def test_a_disk_that_cannot_be_read_now_is_not_damage(
 ) -> None:
     level = Copying().at(case.cwd)
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     before = case.restarts.keys()
     real = Path.read_bytes
@@ -501,13 +530,36 @@ def test_a_disk_that_cannot_be_read_now_is_not_damage(
     assert outcome is not None and "cannot be read now" in outcome.reason
 
 
+def test_manifests_that_storage_does_not_show_now_are_not_missing(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path.is_file() of Python 3.14 says that they are: the work would be begun anew."""
+    for place in (case.rundir.restarts, case.rundir.checkpoints):
+        (place / "step-000000001-g00000001").mkdir(parents=True)
+        (place / "step-000000001-g00000001/MANIFEST.json").touch()
+    real = os.stat
+
+    def stat(path: Any, *args: Any, **more: Any) -> os.stat_result:
+        if str(path).endswith("MANIFEST.json"):
+            raise STALE
+        return real(path, *args, **more)
+
+    for look in (case.restarts.keys, case.rundir.all_keys, case.rundir.committed):
+        assert look()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", stat)
+            patch.setattr(Path, "is_file", os.path.isfile)
+            with pytest.raises(OSError, match="Stale"):
+                look()
+
+
 def test_restarts_of_another_command_are_neither_gone_on_from_nor_written_over(
     case: Case,
 ) -> None:
     """Its result would be the other one's. No later link would do better: the chain ends."""
     level = Copying().at(case.cwd)
     link = case.link(level)
-    case.notice_after(0.6)
+    case.notice_soon()
     link.run()
     before, state = case.restarts.keys(), (case.cwd / "state").read_text()
     assert EXIT_FAILED == case.link(level, Plain(), argv=("beta", "5")).run()
@@ -529,6 +581,71 @@ def test_restarts_that_do_not_say_that_they_are_of_another_command_are_taken(cas
     assert "restored" in case.names()
 
 
+# ── storage that does not answer for a moment ─────────────────────────────────────────────
+STALE = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+def test_a_look_that_storage_does_not_answer_does_not_end_the_program(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = case.link(Copying().at(case.cwd))
+    link._link_environ = dict(os.environ)  # as with `level: auto`
+    real, looks = os.stat, []
+
+    def stat(path: Any, *args: Any, **more: Any) -> os.stat_result:
+        if str(path) == str(case.rundir.speaks_file) and (case.cwd / "state").is_file():
+            looks.append(path)
+            if len(looks) < 4:
+                raise STALE
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    case.notice_when(lambda: len(looks) > 4)
+    assert EXIT_SAVED == link.run()
+    assert 1 == len(case.restarts.keys())
+
+
+def test_restarts_that_cannot_be_listed_for_a_moment_do_not_end_the_program(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there before is known, and what was committed since; a save comes later."""
+    link = case.link(Copying().at(case.cwd), interval_s=0.3)
+    real, looks = fsio.names_in, []
+
+    def names_in(path: Any) -> list[str]:
+        if str(path) == str(case.rundir.restarts) and (case.cwd / "state").exists():
+            looks.append(path)
+            if len(looks) in (2, 3):  # after one commit, and at the next
+                raise STALE
+        return real(path)
+
+    monkeypatch.setattr(fsio, "names_in", names_in)
+    case.notice_when(lambda: case.commits() > 1)
+    assert EXIT_SAVED == link.run()
+    assert "save.failed" in case.names()
+    assert Result.SAVED is case.result()
+
+
+@pytest.mark.parametrize("what", ["lease", "outcome"])
+def test_complete_is_said_again_to_storage_that_does_not_answer(
+    case: Case, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Or all that was done since the last save would be done again."""
+    place, name = (lease.Lease, "check") if what == "lease" else (ending, "write_outcome")
+    real, asked = getattr(place, name), []
+
+    def once(*args: Any) -> None:
+        asked.append(args)
+        if len(asked) == 1:
+            raise STALE
+        real(*args)
+
+    monkeypatch.setattr(place, name, once)
+    monkeypatch.setattr(ending, "LOOK_EVERY_S", 0.01)
+    assert EXIT_COMPLETE == case.link(Plain(), argv=("3",)).run()
+    assert Result.COMPLETE is case.result()
+
+
 # ── storage that is full ──────────────────────────────────────────────────────────────────
 def test_a_link_without_space_for_any_save_condemns_no_level(case: Case) -> None:
     """It is told, and tried again: the next link finds space."""
@@ -543,7 +660,7 @@ def test_a_link_without_space_for_any_save_condemns_no_level(case: Case) -> None
     assert "failed" not in json.loads(case.rundir.levels_file.read_text())
     level.no_room = None
     link = case.link(level, Plain())
-    case.notice_after(0.5)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     assert 1 == len(case.restarts.keys())
 
@@ -564,7 +681,7 @@ def test_a_last_save_that_the_disk_does_not_take_condemns_no_level(
 
     monkeypatch.setattr(Staging, "commit", full)
     link = case.link(Ending().at(case.cwd), Plain())
-    case.notice_after(0.5)
+    case.notice_soon()
     assert EXIT_SAVED == link.run()
     record = json.loads(case.rundir.levels_file.read_text())
     assert ({"1": "copying"}, None) == (record["chosen"], record.get("failed"))
@@ -604,7 +721,7 @@ def saved_twice(case: Case, level: Copying) -> tuple[str, str]:
     """The two restarts' names, older first."""
     for _ in range(2):
         link = case.link(level)
-        case.notice_after(0.6)
+        case.notice_soon()
         assert EXIT_SAVED == link.run()
     level.saves_after_end = False
     older, newer = case.restarts.keys()
@@ -639,7 +756,10 @@ def test_a_level_whose_every_restart_the_program_fails_after_gives_way(
     level = Copying("system").at(case.cwd)
     level.kind = Kind.SYSTEM
     link = case.link(level, interval_s=600 if saves == 1 else 0.4)
-    case.notice_after(1.2)
+    if saves == 1:
+        case.notice_soon()
+    else:
+        case.notice_when(lambda: case.commits() > 0)
     link.run()
     assert saves == min(len(case.restarts.keys()), 2)
     level.saves_after_end = False
@@ -667,7 +787,7 @@ def test_work_that_may_be_sound_is_not_begun_anew_over(
         _, newer = saved_twice(case, level)  # the second link has gone on, and saved
     else:
         link = case.link(level)
-        case.notice_after(0.6)
+        case.notice_soon()
         link.run()
         level.saves_after_end = False
         newer = case.restarts.keys()[-1].directory_name

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chains_of_programs import kill_all
 from devcluster import DevCluster
 
 from hpc_ckpt import events, lease
@@ -263,15 +264,14 @@ def recorded(chain: SubmittedChain, name: str) -> list[dict[str, Any]]:
 
 
 def kill_steward(chain: SubmittedChain) -> None:
-    """SIGKILL to the program and its keepers, as the kernel does when memory runs out."""
+    """SIGKILL to it, the program and its keepers, as the kernel does when memory runs out."""
     found = next(
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
         if "hpc_ckpt.levels.steward" in _text(path)
         and f"HPC_CKPT_ROOT={chain.rundir.root}\0" in _text(path.with_name("environ"))
     )
-    for pid in reversed(tree_of(found)):
-        os.kill(pid, signal.SIGKILL)
+    kill_all(tree_of(found))
 
 
 def _text(path: Path) -> str:
