@@ -11,6 +11,9 @@ import contextlib
 import logging
 import signal
 import time
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
 
 from .. import events
 from ..events import Event, EventLog
@@ -26,8 +29,7 @@ log = logging.getLogger("hpc_ckpt.link")
 
 BACKSTOP_SHARE = 0.5
 """Of the runtime's own margin: its deadline save comes first, the backstop only if it did not."""
-LOOK_AHEAD_S = 60.0
-"""More than a step takes: the runtime ends the link that much before what a save needs."""
+LOOK_AHEAD_S = 20.0
 GRACE_SLACK_S = 2.0
 MEASURE_EVERY_S = 10.0
 
@@ -59,6 +61,7 @@ class Clockwork:
         self._grace_end: float | None = None
         self._started = time.time()
         self._save_s: float | None = None
+        self._step_s = 0.0
         self._measure_at = 0.0
         self._unseen = Unseen()
 
@@ -167,8 +170,9 @@ class Clockwork:
         end = self.deadline
         if end is None or self._looked_for == end:
             return
-        save_s = SAVE_FACTOR * (self._measured_save() or 0.0)
-        ahead_s = save_s + margin(end - self._started) + LOOK_AHEAD_S
+        # The runtime ends the link for a step and a save before the end that it knows.
+        needed_s = SAVE_FACTOR * (self._measured_save() or 0.0) + self._step_s
+        ahead_s = needed_s + margin(end - self._started) + LOOK_AHEAD_S
         if time.time() >= end - ahead_s:
             self._looked_for = end
             self._publish(self._backend.look())
@@ -206,15 +210,13 @@ class Clockwork:
         if time.monotonic() >= self._measure_at:
             self._measure_at = time.monotonic() + MEASURE_EVERY_S
             with self._unseen:
-                self._save_s = self._slowest_save()
+                records = self._recorded()
+                self._save_s, self._step_s = _slowest_save(records), _slowest_step(records)
         return self._save_s
 
-    def _slowest_save(self) -> float | None:
+    def _recorded(self) -> list[dict[str, Any]]:
         paths = self._rundir.events.glob(f"{self._generation:08d}-*.jsonl")
-        records = (record for path in paths for record in events.read(path))
-        committed = (r for r in records if r["event"] == Event.COMMITTED.value)
-        seconds = [r.get("full_s", r.get("save_s")) for r in committed]
-        return max((float(s) for s in seconds if isinstance(s, (int, float))), default=None)
+        return [record for path in paths for record in events.read(path)]
 
     # ── where no scheduler ends the link ──────────────────────────────────────────────────
     def _enforce_end(self) -> None:
@@ -231,3 +233,17 @@ class Clockwork:
         return (
             self.deadline is not None and time.time() >= self.deadline + self._backend.kill_wait_s
         )
+
+
+def _slowest_save(records: Iterable[dict[str, Any]]) -> float | None:
+    committed = (r for r in records if r["event"] == Event.COMMITTED.value)
+    seconds = [r.get("full_s", r.get("save_s")) for r in committed]
+    return max((float(s) for s in seconds if isinstance(s, (int, float))), default=None)
+
+
+def _slowest_step(records: Iterable[dict[str, Any]]) -> float:
+    """Between two records of how far training is; 0.0 where they tell nothing."""
+    told = [(r.get("step"), r.get("training_s")) for r in records]
+    known = [(s, t) for s, t in told if isinstance(s, int) and isinstance(t, (int, float))]
+    steps = pairwise(sorted(known))
+    return max(((t2 - t1) / (s2 - s1) for (s1, t1), (s2, t2) in steps if s2 > s1), default=0.0)

@@ -12,7 +12,7 @@ from hpc_ckpt.chain.backend import Cause, JobRecord
 from hpc_ckpt.chain.clockwork import Clockwork
 from hpc_ckpt.chain.orders import Budget, Orders
 from hpc_ckpt.chain.verdict import judge
-from hpc_ckpt.events import EventLog
+from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.rundir import Outcome, Result, RunDir, write_outcome
 
 NOW = 1_800_000_000.0
@@ -139,15 +139,21 @@ def test_a_link_that_saved_after_a_warning_met_its_limit(
     assert (Result.SAVED, Cause.TIME_LIMIT) == (verdict.result, verdict.cause)
 
 
-@pytest.mark.parametrize("save_s", [5.0, 120.0])
+@pytest.mark.parametrize(("save_s", "step_s"), [(5.0, 0.1), (5.0, 90.0), (120.0, 1.0)])
 def test_a_moved_end_is_looked_for_before_the_runtime_ends_the_link(
-    clock: list[float], rundir: RunDir, save_s: float
+    clock: list[float], rundir: RunDir, save_s: float, step_s: float
 ) -> None:
-    """It ends it 1.5 saves, a step and a margin before what it knows."""
+    """It ends it 1.5 saves, a step and a margin before what it knows; late is best."""
+    told = EventLog(rundir.events / "00000001-n1.jsonl")
+    for step in (10, 20):
+        told.emit(Event.COMMITTED, step=step, training_s=step * step_s, full_s=save_s)
     scheduler = Scheduler(end=NOW + 8 * 3600.0)
     made = clockwork(rundir, scheduler)
-    made._slowest_save = lambda: save_s  # type: ignore[method-assign] # as events would tell
     scheduler.record = JobRecord(end=NOW + 9 * 3600.0)
-    clock[0] = NOW + 8 * 3600.0 - (1.5 * save_s + 30.0 + 25.0)
+    needed_s = 1.5 * save_s + step_s + 30.0
+    clock[0] = NOW + 8 * 3600.0 - (needed_s + 25.0)
+    made.tick()
+    assert NOW + 8 * 3600.0 == made.deadline
+    clock[0] = NOW + 8 * 3600.0 - (needed_s + 5.0)
     made.tick()
     assert NOW + 9 * 3600.0 == made.deadline
