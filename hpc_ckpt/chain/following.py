@@ -16,7 +16,7 @@ from pathlib import Path
 from .. import lease
 from ..errors import RootError
 from ..rundir import RunDir
-from .ledger import ChainStatus, State, read_status
+from .ledger import ChainStatus, State, has_run_out, nothing_follows, read_status
 
 CHUNK = 1 << 16
 LOOK_EVERY_S = 1.0
@@ -32,14 +32,16 @@ class Piece:
 
 
 def is_over(status: ChainStatus) -> bool:
-    """Complete or stopped, and the last link gone: DONE comes before the last words."""
+    """Complete, stopped or run out, and the last link gone: DONE comes before the last words."""
     ended = not status.links or status.links[-1].ended is not None
-    return ended and status.state in (State.COMPLETE, State.STOPPED)
+    if status.state in (State.COMPLETE, State.STOPPED):
+        return ended
+    return has_run_out(RunDir(status.root), status)
 
 
 def chain_over(rundir: RunDir) -> bool:
-    """The same; the ledger is read only when a file says that it may be so."""
-    if rundir.done() is None and rundir.halted() is None:
+    """The same; the whole ledger is read only when a file says that it may be so."""
+    if rundir.done() is None and rundir.halted() is None and not nothing_follows(rundir):
         return False
     return is_over(read_status(rundir))
 
@@ -136,7 +138,7 @@ class Follower:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def pieces(self) -> Iterator[Piece]:
-        """Ends when the work is complete or the chain has stopped, with all output given.
+        """Ends when the chain is over, with all output given.
 
         The first piece of every link is empty: that it begins is news too.
         """

@@ -21,6 +21,8 @@ from .past import explanations, jobs_of
 Record = dict[str, Any]
 LONGEST_KILL_WAIT_S = 300.0
 """So long after its deadline a link that left no record of its end is taken for dead."""
+_PUT_BACK = (Cause.PREEMPTED, Cause.REQUEUED, Cause.NODE_FAILURE)
+"""Ends after which Slurm itself may start the same job again."""
 _BEGIN = (Event.LINK_STARTED, Event.RESTORED, Event.STARTED_FRESH)
 
 
@@ -151,6 +153,26 @@ def told_by_last(rundir: RunDir) -> list[Record]:
     if Event.LINK_STARTED.value in names:
         return records[names.index(Event.LINK_STARTED.value) :]
     return records if lease.released(rundir, last) else []
+
+
+def nothing_follows(rundir: RunDir) -> bool:
+    """Whether the last link has said so; it may be at work still."""
+    return _last(told_by_last(rundir), Event.NOTHING_FOLLOWS) is not None
+
+
+def has_run_out(rundir: RunDir, status: ChainStatus) -> bool:
+    """Whether nothing follows a link that is gone: its user alone can take the chain up again.
+
+    Only once its runner has left: what it decides about the chain comes after its end.
+    """
+    if status.state is not State.BETWEEN or not nothing_follows(rundir):
+        return False
+    last = lease.highest(rundir)
+    if not (lease.released(rundir, last) or is_gone(rundir, last, time.time())):
+        return False
+    return not any(
+        link.generation == last and link.cause in _PUT_BACK for link in status.links[-1:]
+    )
 
 
 def _last_lines(records: Sequence[Record]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from .command import check_command
 from .directives import dependency_of
 from .freeze import freeze, is_frozen
 from .layers import Loaded, load
-from .ledger import ChainStatus, State, read_status
+from .ledger import ChainStatus, State, has_run_out, read_status
 from .past import jobs_of
 from .plan import Plan
 from .planning import make_plan
@@ -71,14 +71,17 @@ class Chain:
         return read_status(self.rundir)
 
     def wait(self, timeout_s: float | None = None) -> ChainStatus:
-        """Until the work is complete or the chain has stopped; TimeoutError after that long.
+        """Until the work is complete, the chain has stopped, or nothing follows its last link;
+        TimeoutError after that long.
 
-        Looks at files only: a chain that is cancelled behind our back is not noticed.
+        Looks at files only: a chain that is cancelled behind our back is not noticed, nor that
+        Slurm does not put a last link back which it has preempted.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             status = self.status()
-            if status.state in (State.COMPLETE, State.STOPPED):
+            over = status.state in (State.COMPLETE, State.STOPPED)
+            if over or has_run_out(self.rundir, status):
                 return status
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError(f"{self.rundir.root}: still {status.state.value}")

@@ -21,9 +21,8 @@ from typing import Any
 
 from .. import lease
 from ..errors import RootError, SpecError
-from ..events import Event
 from ..rundir import RunDir
-from .ledger import State, is_gone, told_by_last
+from .ledger import State, is_gone, nothing_follows
 from .past import jobs_beside_sweep
 from .patience import why_unread
 
@@ -109,10 +108,7 @@ def all_over(rundir: RunDir) -> bool:
 
 
 def _is_over(rundir: RunDir) -> bool:
-    if rundir.done() is not None or rundir.halted() is not None:
-        return True
-    told = told_by_last(rundir)
-    return any(record["event"] == Event.NOTHING_FOLLOWS.value for record in told)
+    return rundir.done() is not None or rundir.halted() is not None or nothing_follows(rundir)
 
 
 def arrays_of(root: str | os.PathLike[str]) -> list[str]:

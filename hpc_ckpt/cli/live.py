@@ -94,7 +94,7 @@ def _what_counts(status: ChainStatus) -> tuple[object, ...]:
     """Without the seconds, which always change."""
     links = tuple((link.generation, link.cause, link.step_now, link.step_to)
                   for link in status.links)  # fmt: skip
-    return (status.state, status.reason, status.step, links)
+    return (status.state, status.reason, status.remark, status.step, links)
 
 
 def status_record(status: ChainStatus) -> dict[str, Any]:
@@ -111,6 +111,5 @@ def _plain_line(status: ChainStatus) -> str:
         link = status.links[-1]
         words += [f"link {link.generation}", f"step {link.step_now}", f"saved {status.step}"]
         words += [link.cause] if link.ended is not None else []
-    if status.reason:
-        words.append(f"({status.reason})")
+    words += [f"({why})" for why in (status.reason, status.remark) if why]
     return "  ".join(words)

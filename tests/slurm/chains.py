@@ -27,6 +27,8 @@ from hpc_ckpt.rundir import RunDir
 PROGRAM = Path(__file__).parent / "programs" / "train.py"
 STEPS_AN_EPOCH = 25
 SAVE_EVERY = 20
+MOST_LOST = 2 * SAVE_EVERY
+"""After a kill: what was made since a save, and during the next one, which was not committed."""
 GRACE_S = 10
 KILL_WAIT_S = int(os.environ.get("DEVCLUSTER_KILL_WAIT", "5"))
 EVERYBODY_HEARS = os.environ.get("DEVCLUSTER_PROCTRACK") in ("linuxproc", "pgid")
@@ -39,6 +41,18 @@ def wait_until(what: Callable[[], object], timeout_s: float = 120.0) -> None:
         if time.monotonic() > end:
             raise TimeoutError
         time.sleep(0.2)
+
+
+def note(
+    fault: str, happened: str, link: LinkSummary | None = None, lost: int | None = None
+) -> None:
+    """A row of docs/faults.md, for HPC_CKPT_FAULT_TABLE; `lost` where the program counts steps."""
+    target = os.environ.get("HPC_CKPT_FAULT_TABLE")
+    if target:
+        cause = None if link is None else link.cause
+        row = {"fault": fault, "cause": cause, "happened": happened, "lost": lost}
+        with Path(target).open("a") as stream:
+            stream.write(json.dumps(row) + "\n")
 
 
 @dataclass
@@ -87,6 +101,14 @@ class SubmittedChain:
         link = self.link(number)
         assert link is not None
         return link
+
+    def steps_lost(self, number: int) -> int:
+        """What link `number` made and the next one did not go on from, by the program's own count:
+        of a program that was killed the events know commits alone."""
+        link, following = self.link(number), self.link(number + 1)
+        assert link is not None
+        kept = link.step_to if following is None else following.step_from
+        return int((self.rundir.root.parent / f"reached-{number}").read_text()) - kept
 
     def job_of(self, number: int) -> str:
         holder = lease.holder_of(self.rundir, number)

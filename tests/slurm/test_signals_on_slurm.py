@@ -19,6 +19,8 @@ pytestmark = pytest.mark.slurm
 COUNTER = Path(__file__).parent / "programs" / "counter.py"
 TOTAL = 120
 STEP_S = 0.1
+AS_THE_GUIDE_SAYS = ("--ignore", "TERM") if EVERYBODY_HEARS else ()
+"""What a program without a Checkpointer must do where everybody hears TERM."""
 
 
 def launched(launcher: str, program: list[str]) -> list[str]:
@@ -38,7 +40,8 @@ def launched(launcher: str, program: list[str]) -> list[str]:
         inner = shlex.join([python, *program])
         return ["bash", "-c", f'exec srun --ntasks=1 bash "$HPC_CKPT_SHIM" {inner}']
     if launcher == "bash":
-        return ["bash", "-c", f"echo begin; {shlex.join([python, *program])}; exit $?"]
+        deaf = "trap '' TERM; " if EVERYBODY_HEARS else ""
+        return ["bash", "-c", f"{deaf}echo begin; {shlex.join([python, *program])}; exit $?"]
     return [*before[launcher], *program]
 
 
@@ -69,10 +72,12 @@ def test_the_notice_reaches_a_program_behind_a_launcher(
     idle_cluster: DevCluster, tmp_path: Path, launcher: str
 ) -> None:
     """Unchanged: no launcher is signalled, none has to forward anything. Where everybody hears
-    TERM, a program that does not ignore it may die of it first: the chain comes to its end."""
-    words = launched(launcher, counter(tmp_path))
+    TERM, the program ignores it; an srun of its own kills it all the same, perhaps before it has
+    looked at the notice, and the chain comes to its end."""
+    words = launched(launcher, counter(tmp_path, *AS_THE_GUIDE_SAYS))
     said = interrupt_and_finish(idle_cluster, tmp_path, words, {})
-    assert EVERYBODY_HEARS or "told by notice" in said, said
+    killed = EVERYBODY_HEARS and launcher == "srun with shim"
+    assert killed or "told by notice" in said, said
 
 
 def test_the_notice_reaches_a_program_that_ignores_term(
@@ -116,11 +121,13 @@ def test_a_real_signal_is_forwarded_where_that_was_asked_for(
     idle_cluster: DevCluster, tmp_path: Path, launcher: str, to: str
 ) -> None:
     """Shells are passed over; srun and mpirun hand USR1 on; torchrun would die of it. Where
-    everybody hears TERM, a program may die of that first: the chain comes to its end."""
-    words = launched(launcher, counter(tmp_path, "--on", "USR1"))
+    everybody hears TERM, the program ignores that; srun and mpirun end it all the same and hand
+    nothing on, and the chain comes to its end."""
+    words = launched(launcher, counter(tmp_path, "--on", "USR1", *AS_THE_GUIDE_SAYS))
     spec = {"forward": {"signal": "USR1", "to": to}}
     said = interrupt_and_finish(idle_cluster, tmp_path, words, spec)
-    assert EVERYBODY_HEARS or "told by signal" in said, said
+    killed = EVERYBODY_HEARS and launcher in ("srun with shim", "mpirun")
+    assert killed or "told by signal" in said, said
 
 
 def test_a_real_signal_reaches_a_program_that_ignores_term(

@@ -19,6 +19,8 @@ from hpc_ckpt.chain.sweep import members, sweep_status
 pytestmark = pytest.mark.slurm
 
 COUNTER = Path(__file__).parent / "programs" / "counter.py"
+LONG, SHORT = 300, 60
+"""Totals of members: one that is acted on lives long enough for a busy machine to do so."""
 
 
 def submit_sweep(
@@ -32,7 +34,7 @@ def submit_sweep(
         "root": "sweep",
         "partition": "lowpriority",
         "chain": {"link_time": "3 min", "max_links": 4},
-        "members": {"total": [60, 90], "step": [0.05, 0.06]},
+        "members": {"total": [LONG, SHORT], "step": [0.05, 0.06]},
         "parallel": parallel,
         **changes,
     }
@@ -71,7 +73,7 @@ def test_members_are_chains_of_their_own_two_at_a_time(
     idle_cluster.run("scontrol", "requeue", holder.job)
     wait_until(lambda: sweep_status(root).counts == {"complete": 4})
     totals = [(m.rundir.root / "state").read_text() for m in members(root)]
-    assert ["60", "60", "90", "90"] == totals
+    assert [str(total) for total in (LONG, LONG, SHORT, SHORT)] == totals
     status = read_status(first)
     assert ["requeued", "complete"] == [link.cause for link in status.links]
     shown = cli(idle_cluster, tmp_path, "status", "sweep")
@@ -124,7 +126,7 @@ def test_a_cancelled_member_stays_away_and_the_others_go_on(
     """Its index would come back by requeue; the rest of the array are other chains."""
     slow = f"{sys.executable} {COUNTER} $HPC_CKPT_ROOT/state {{total}} 0.1"
     array = submit_sweep(
-        idle_cluster, tmp_path, parallel=None, members={"total": [60, 90]}, command=slow
+        idle_cluster, tmp_path, parallel=None, members={"total": [LONG, 90]}, command=slow
     )
     root = tmp_path / "sweep"
     wait_until(lambda: sweep_status(root).counts == {"running": 2})

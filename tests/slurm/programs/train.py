@@ -5,6 +5,9 @@
 With --hold-at, link 1 stands still in the middle of that step until the file `go` appears: a
 step that is longer than what is left of the allocation. With --fault, the program crashes or
 runs out of memory at that step, in every link or in one.
+
+It keeps the number of the step it has made in a file beside the root, one for each link: after a
+kill nothing else knows what was lost.
 """
 
 import argparse
@@ -44,6 +47,8 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
 
     root = os.environ["HPC_CKPT_ROOT"]
+    reached = Path(root).parent / f"reached-{os.environ.get('HPC_CKPT_GENERATION', '0')}"
+    made = os.open(reached, os.O_WRONLY | os.O_CREAT, 0o644)
     with Checkpointer(root, model=model, optimizer=optimizer, scheduler=scheduler) as ckpt:
         for _ in ckpt.epochs(options.epochs):
             for inputs, labels in ckpt.batches(loader):
@@ -55,6 +60,7 @@ def main() -> None:
                 fail(options.fault, ckpt.global_step + 1)
                 if options.hold_at == ckpt.global_step + 1 and ckpt.restored is None:
                     hold(Path(root).parent)
+                os.pwrite(made, b"%09d" % (ckpt.global_step + 1), 0)
                 ckpt.step(loss=loss)
             scheduler.step()
 
