@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chains import PROFILE, SAVE_EVERY, assert_finished, cli, run_undisturbed, submit_chain
+from chains import (
+    MOST_LOST,
+    PROFILE,
+    SAVE_EVERY,
+    assert_finished,
+    cli,
+    note,
+    run_undisturbed,
+    submit_chain,
+)
 from devcluster import DevCluster, Options
 
 from hpc_ckpt.chain.profile import Profile
@@ -61,6 +70,9 @@ def test_a_failed_node_is_known_from_sacct(accounted: DevCluster, tmp_path: Path
     assert "sacct: NODE_FAIL" in first.evidence
     reference = run_undisturbed(tmp_path / "reference", EPOCHS)
     assert_finished(chain, reference, EPOCHS)
+    lost = chain.steps_lost(1)
+    assert 0 <= lost < MOST_LOST
+    note("node failure, with accounting", "node failure, quoted from sacct; went on", first, lost)
 
 
 def test_limits_of_association_and_qos_bound_an_array(

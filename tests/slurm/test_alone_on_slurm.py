@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from chains import cli, submit_chain, wait_until
+from chains import cli, note, submit_chain, wait_until
 from devcluster import DevCluster
 
 from hpc_ckpt import lease
@@ -55,5 +55,9 @@ def test_a_program_that_slurm_takes_for_dead_is_gone_before_the_next_begins(
     assert ended < began
     assert lease.program_gone(chain.rundir, 1)
     assert ["node failure"] == [record["cause"] for record in chain.ledger("link.ended")]
+    note(
+        "slurmd alone killed, its job alive, a program that writes its own files",
+        "the old program was killed by its shim before the new one began",
+    )
     assert 0 == cli(idle_cluster, tmp_path, "stop", "run", "--now").returncode
     wait_until(lambda: idle_cluster.run("squeue", "-h").stdout == "", 60)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from chains import SubmittedChain, cli, submit_chain
+from chains import SubmittedChain, cli, note, submit_chain
 from devcluster import DevCluster
 
 from hpc_ckpt import lease
@@ -57,6 +57,12 @@ def test_a_link_cancelled_while_it_is_set_up_halts_the_chain(
     assert_halted(chain, "cancelled")
     assert not any(chain.rundir.checkpoints.iterdir())
     assert lease.highest(chain.rundir) <= 2
+    assert not (tmp_path / "reached-1").exists()
+    note(
+        "scancel while modules and environment are still being set up",
+        "halted; the program was not started",
+        lost=0,
+    )
 
 
 def test_a_link_cancelled_while_it_waits_for_the_lease_halts_the_chain(
@@ -72,6 +78,7 @@ def test_a_link_cancelled_while_it_waits_for_the_lease_halts_the_chain(
     chain.wait_for(lambda: "RUNNING" in state_of(chain, second))
     idle_cluster.run("scancel", second)
     assert_halted(chain, "cancelled")
+    note("scancel of a link that waits for the one before, which is in its kill wait", "halted")
 
 
 def test_a_link_cancelled_in_the_grace_of_its_preemption_halts_the_chain(
@@ -85,6 +92,7 @@ def test_a_link_cancelled_in_the_grace_of_its_preemption_halts_the_chain(
     time.sleep(1)
     chain.scancel(1)
     assert_halted(chain, "cancelled")
+    note("scancel in the grace of a preemption", "halted: cancelled outranks preempted")
 
 
 ENDS_WHILE_AWAY = "[ $HPC_CKPT_GENERATION = 1 ] || exit 0; touch {begun}; sleep 8; exit 75"
@@ -105,6 +113,10 @@ def test_a_job_goes_back_into_the_queue_once_the_controller_is_there_again(
     threading.Timer(16.0, idle_cluster.restart_controller).start()
     chain.wait_for_done(180)
     assert 2 == lease.highest(chain.rundir)
+    note(
+        "slurmctld away when a link of `strategy: requeue` ends",
+        "asked again until it was back; went on",
+    )
 
 
 def test_a_job_whose_start_the_controller_has_lost_goes_on_all_the_same(
@@ -130,6 +142,10 @@ def test_a_job_whose_start_the_controller_has_lost_goes_on_all_the_same(
     threading.Timer(12.0, idle_cluster.restart_controller).start()
     chain.wait_for_done(240)
     assert 2 == lease.highest(chain.rundir)
+    note(
+        "the same, and slurmctld had not saved the start of the job when it was killed",
+        "the next start was put off until the node had nothing more of the job; went on",
+    )
 
 
 def test_a_job_that_slurm_holds_is_said_with_what_to_do(
@@ -147,6 +163,10 @@ def test_a_job_that_slurm_holds_is_said_with_what_to_do(
     assert told["remark"].startswith(f"job {chain.array} never begins by itself (JobHeldAdmin): ")
     shown = cli(idle_cluster, tmp_path, "status", "run").stdout
     assert "never begins by itself" in " ".join(shown.split())
+    note(
+        "a job that is held, but not by its user",
+        "`hpc-ckpt status` says which, why and what to do",
+    )
 
 
 def test_a_chain_cancelled_between_two_links_is_said_to_have_nothing_that_follows(
@@ -165,6 +185,10 @@ def test_a_chain_cancelled_between_two_links_is_said_to_have_nothing_that_follow
         os.utime(path, (1e9, 1e9))
     told = json.loads(cli(idle_cluster, tmp_path, "status", "run", "--json").stdout)
     assert "nothing of this chain is in this cluster's queue" in told["remark"]
+    note(
+        "the array cancelled between two links",
+        "`hpc-ckpt status` says that nothing of the chain is in the queue, and how to take it up",
+    )
 
 
 def test_a_link_whose_runner_and_job_are_gone_is_not_said_to_run(
@@ -188,6 +212,8 @@ def test_a_link_whose_runner_and_job_are_gone_is_not_said_to_run(
         os.utime(path, (1e9, 1e9))
     told = json.loads(cli(idle_cluster, tmp_path, "status", "run", "--json").stdout)
     assert ("between links", "lost") == (told["state"], told["links"][-1]["cause"])
+    assert "nothing of this chain is in this cluster's queue" in told["remark"]
+    note("runner and job killed", "the same")
 
 
 def test_a_disk_that_is_full_for_a_while_costs_no_further_links(
@@ -212,6 +238,10 @@ def test_a_disk_that_is_full_for_a_while_costs_no_further_links(
         filled.unlink()
         chain.wait_for_done(90)
         assert 2 == lease.highest(chain.rundir)
+        note(
+            "root full when the next link begins, made free five seconds later",
+            "the link waited for room in its allocation, and went on; no index was used up",
+        )
     finally:
         cli(idle_cluster, tmp_path, "stop", str(place / "run"), "--now")
         idle_cluster.run("scancel", "-u", "root", check=False)

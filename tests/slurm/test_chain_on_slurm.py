@@ -18,6 +18,7 @@ from chains import (
     assert_finished,
     cli,
     commits,
+    note,
     run_undisturbed,
     submit_chain,
 )
@@ -141,6 +142,14 @@ def test_the_next_link_waits_for_a_save_made_in_the_kill_wait(
     assert chain.job_of(1) != chain.job_of(2)
     (saved,) = commits_of(chain, 1, first.step_to)
     assert saved > started(chain, 2)
+    lost = chain.steps_lost(1)
+    assert 0 == lost
+    note(
+        "time limit, in a step that is longer than what is left",
+        "saved in the kill wait, while the next index already waited for it",
+        first,
+        lost,
+    )
 
 
 def started(chain: SubmittedChain, index: int) -> float:
@@ -178,6 +187,14 @@ def test_a_late_save_of_an_overtaken_link_is_never_chosen(
     assert chain.rundir.outcome(1) is None or chain.rundir.outcome(1).step == SAVE_EVERY
     assert 2 == chain.rundir.committed()[-1].generation
     assert [] == [k for k in chain.rundir.committed() if k.generation == 1 and k.step > SAVE_EVERY]
+    lost = chain.steps_lost(1)
+    assert lost >= 31 - SAVE_EVERY
+    note(
+        "the same, and the next link does not wait for it",
+        "its late save was never published; the next went on from the one before",
+        first,
+        lost,
+    )
 
 
 def test_stop_saves_cancels_the_rest_and_submit_takes_it_up_again(

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from chains import PROFILE, cli, wait_until
+from chains import PROFILE, cli, note, wait_until
 from devcluster import DevCluster
 
 from hpc_ckpt.chain.past import jobs_of
@@ -77,6 +77,10 @@ def test_the_array_is_found_in_the_queue(idle_cluster: DevCluster, place: Path) 
     code, said = submit(idle_cluster, place, lying=False)
     assert (2, True) == (code, f"job {array} is a chain on it already" in said)
     assert {array} == queued(idle_cluster)
+    note(
+        "sbatch submits, its answer is lost",
+        "found in the queue by its script; a second submission is refused",
+    )
 
 
 def test_what_nobody_knew_is_found_by_the_next_submission(
