@@ -38,7 +38,9 @@ def describe(scratch: Path) -> dict[str, Any]:
         "file_system": _file_system(scratch),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
-        "commit": _commit(),
+        "commit": _git("describe", "--always", "--dirty", "--abbrev=12"),
+        # What was measured, also once its commit is one of another name.
+        "tree": _git("rev-parse", "--short=12", "HEAD:hpc_ckpt"),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "load_before": os.getloadavg()[0],
     }
@@ -68,10 +70,10 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _commit() -> str:
+def _git(*words: str) -> str:
     with suppress(OSError, subprocess.CalledProcessError):
         return subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            ["git", *words],
             cwd=PROJECT,
             capture_output=True,
             text=True,

@@ -74,8 +74,9 @@ def _machine(machine: dict[str, Any]) -> str:
         "# Checkpoints side by side\n\n"
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB memory; "
         f"Linux {machine['kernel']}; {machine['file_system']}; Python {machine['python']}; "
-        f"{versions}; commit {machine['commit']}; {machine['date']}; load average at the start "
-        f"{machine['load_before']:.2f}; rounds: {machine['rounds']}; "
+        f"{versions}; commit {machine['commit']}, tree {machine.get('tree', 'unknown')}; "
+        f"{machine['date']}; load average at the start {machine['load_before']:.2f}; "
+        f"rounds: {machine['rounds']}; "
         f"sittings: {machine.get('sittings', 1)}." + (quick if machine["quick"] else "")
     )
 
