@@ -114,12 +114,15 @@ class SlurmBackend:
         if record is None:
             return JobRecord()
         said = slurm.job_record(record, self.restarts)
-        return self._with_kill_wait(said) if said.ending or said.restarted else said
+        back = said.restarted and record.get("JobState") != "RUNNING"
+        return self._with_kill_wait(said) if said.ending or back else said
 
     def _with_kill_wait(self, said: JobRecord) -> JobRecord:
         """EndTime of a job that is being ended is when that began, or is about a run to come."""
         if self._killed_at is None:
-            self._killed_at = time.time() + self.kill_wait_s
+            now = time.time()
+            began = now if said.restarted or said.end is None else min(said.end, now)
+            self._killed_at = began + self.kill_wait_s
         return replace(said, end=self._killed_at)
 
     def record(self) -> Mapping[str, str] | None:

@@ -147,6 +147,11 @@ class Clockwork:
         told_by_file = self._backend.enforces_end and self._orders.forward is None
         self.seen = self.seen or Finding(cause, "", warning=told_by_file)
 
+    def terminated(self) -> None:
+        """TERM came: whatever the scheduler answers, the program is being ended."""
+        if self.seen is not None and self.seen.warning:
+            self.seen = self.seen._replace(warning=False)
+
     # ── while it runs ─────────────────────────────────────────────────────────────────────
     def tick(self) -> None:
         """Once a second."""
@@ -243,7 +248,8 @@ def _slowest_save(records: Iterable[dict[str, Any]]) -> float | None:
 
 def _slowest_step(records: Iterable[dict[str, Any]]) -> float:
     """Between two records of how far training is; 0.0 where they tell nothing."""
-    told = [(r.get("step"), r.get("training_s")) for r in records]
+    # A steward counts its saves where a program tells no steps.
+    told = [(r.get("step"), r.get("training_s")) for r in records if r.get("tier") != "restarts"]
     known = [(s, t) for s, t in told if isinstance(s, int) and isinstance(t, (int, float))]
     steps = pairwise(sorted(known))
     return max(((t2 - t1) / (s2 - s1) for (s1, t1), (s2, t2) in steps if s2 > s1), default=0.0)

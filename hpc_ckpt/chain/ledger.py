@@ -21,7 +21,7 @@ from .past import explanations, jobs_of
 Record = dict[str, Any]
 LONGEST_KILL_WAIT_S = 300.0
 """So long after its deadline a link that left no record of its end is taken for dead."""
-_PUT_BACK = (Cause.PREEMPTED, Cause.REQUEUED, Cause.NODE_FAILURE)
+_PUT_BACK = (Cause.PREEMPTED, Cause.REQUEUED, Cause.NODE_FAILURE, Cause.STOPPED)
 """Ends after which Slurm itself may start the same job again."""
 _BEGIN = (Event.LINK_STARTED, Event.RESTORED, Event.STARTED_FRESH)
 

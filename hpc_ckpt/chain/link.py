@@ -288,6 +288,7 @@ class LinkRunner:
         self._terminated = True
         self._clock.give_notice(number.name)  # first: the scheduler may be slow to answer
         record = self._clock.ask_once(occasion)
+        self._clock.terminated()
         seen = self._clock.seen
         if record is None or not record.ending or seen is None or seen.cause is None:
             return

@@ -75,7 +75,8 @@ class Chain:
         TimeoutError after that long.
 
         Looks at files only: a chain that is cancelled behind our back is not noticed, nor that
-        Slurm does not put a last link back which it has preempted.
+        Slurm does not put a last link back which it has preempted, or does put back one that was
+        lost without a word.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:

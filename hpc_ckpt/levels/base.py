@@ -118,10 +118,19 @@ class ResumeFailed(HpcCkptError):
 def passes(error: BaseException) -> bool:
     """Caused by a bad day of this node or its storage: it says nothing against a level, nor
     against what the level has saved."""
+    return _number_of(error) in _PASSING
+
+
+def may_last(error: BaseException) -> bool:
+    """Of what passes: a site may have set its nodes up so."""
+    return _number_of(error) in (errno.EROFS, errno.EACCES)
+
+
+def _number_of(error: BaseException) -> int | None:
     found: BaseException | None = error
     while found is not None and not isinstance(found, OSError):
         found = found.__cause__
-    return found is not None and found.errno in _PASSING
+    return None if found is None else found.errno
 
 
 _PASSING = frozenset(

@@ -8,6 +8,7 @@ node, and goes down the same order.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +115,8 @@ def _by_system(
         if wanted in ("plain",) or (wanted in ("dmtcp", "criu") and wanted != level.name):
             continue
         why = level.probe(work)
-        if why is None or _by_module(tools.get(level.name), why):
+        forced = wanted == level.name
+        if why is None or _on_the_node(tools.get(level.name), why, forced=forced):
             # A job has another PATH: what was found here is named, and looked for there.
             tool = tools.get(level.name) or level.tool
             entries.append({"name": level.name, "kind": Kind.SYSTEM.value, "tool": tool})
@@ -125,8 +127,11 @@ def _by_system(
             said = "; ".join(f"{name}: {why}" for name, why in rejected[1:])
             raise SpecError(f"level: {wanted}: not usable for this command here: {said}")
         return Choice((), Kind.PLAIN.value, "nothing else fits", tuple(rejected), WARNING)
+    chosen = str(entries[0]["name"])
     entries.append({"name": Plain.name, "kind": Kind.PLAIN.value})
-    return Choice(tuple(entries), str(entries[0]["name"]), "as a whole process", tuple(rejected))
+    unseen = dict(rejected).get(chosen) if wanted == chosen else None
+    warning = None if unseen is None else f"{chosen} is left to the nodes; here: {unseen}"
+    return Choice(tuple(entries), chosen, "as a whole process", tuple(rejected), warning)
 
 
 def _by_script(work: Work, launcher: str, tool: Mapping[str, Any] | None, policy: str) -> Choice:
@@ -154,9 +159,15 @@ def _interval(policy: str) -> tuple[tuple[str, ...], str]:
     return (f"INTERVAL={seconds}",), str(EveryTime(seconds))
 
 
-def _by_module(tool: Mapping[str, Any] | None, why: str) -> bool:
-    """Only the node can say whether a module brings it; what else speaks against it stays."""
-    return bool(tool and tool.get("module")) and why in _NOT_FOUND
+def _on_the_node(tool: Mapping[str, Any] | None, why: str, *, forced: bool) -> bool:
+    """Only the node can say whether a module brings it, or whether a path that is not here is
+    there; the latter is believed of a level that was asked for by name."""
+    tool = tool or {}
+    named = os.path.expandvars(str(tool.get("path") or ""))
+    unfound = why in _NOT_FOUND
+    if forced and named and (unfound or named in why):
+        return not Path(named).exists()
+    return bool(tool.get("module")) and unfound
 
 
 def levels_of(entries: Iterable[Mapping[str, Any]]) -> list[Level]:

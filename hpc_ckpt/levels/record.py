@@ -10,6 +10,7 @@ from typing import Any
 from .. import fsio
 from ..events import Event, EventLog
 from ..rundir import RunDir, read_json
+from .base import NotHere, StartFailed, may_last, passes
 from .moments import Cost
 
 log = logging.getLogger("hpc_ckpt.steward")
@@ -67,8 +68,13 @@ class Trials:
         """A level that has saved once is not given up for one save that failed."""
         return name in self._of("saved")
 
-    def never_starts(self, name: str) -> bool:
-        """One link in which it could not start says nothing: its node may have been busy."""
+    def gives_way(self, name: str, error: StartFailed | NotHere) -> bool:
+        """Whether a level that did not start is given up, for the whole chain. Want of space is no
+        reason; a busy node, or one set up otherwise, is in the second link."""
+        busy = isinstance(error, NotHere) and not passes(error)
+        return self._never_starts(name) if busy or may_last(error) else not passes(error)
+
+    def _never_starts(self, name: str) -> bool:
         known = self._of("unstarted")
         links = int(known.get(name) or 0) + 1
         self._note("unstarted", {**known, name: links})

@@ -245,11 +245,8 @@ class Steward:
         try:
             return level.first(work)
         except (StartFailed, NotHere) as error:
-            if passes(error):
-                raise NotHere(str(error)) from error
-            if isinstance(error, StartFailed) or self._trials.never_starts(level.name):
-                raise StartFailed(str(error)) from error
-            raise  # a slow node; to give way here would be for the whole chain
+            gives_way = self._trials.gives_way(level.name, error)
+            raise (StartFailed if gives_way else NotHere)(str(error)) from error
 
     def _candidates(self, level: Level, skip: _Skip) -> Iterator[Restart]:
         """Newest first; those after which earlier links failed only if no other is left."""

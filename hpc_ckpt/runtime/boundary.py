@@ -248,7 +248,7 @@ class Boundary:
         """Whatever became of the final save, the link is over."""
         ending = self._parts.ending
         try:
-            saved = committed_in_time(final, self._seconds_left, LONGEST_FINAL_SAVE_S)
+            saved = committed_in_time(final, self.surroundings, LONGEST_FINAL_SAVE_S)
         except Fenced as error:
             ending.latch(_fenced(error))
             return

@@ -43,18 +43,19 @@ def result_of(pending: Pending) -> GivenUp | None:
 
 
 def committed_in_time(
-    final: Pending, seconds_left: Callable[[], float | None], longest_s: float
+    final: Pending, around: Callable[[], Surroundings], longest_s: float
 ) -> Committed:
     """What became of a final save; TimeoutError once no time is left for it.
 
-    The deadline may move meanwhile, so it is asked for again and again; `longest_s` is for the
-    time in which none is known.
+    The deadline is looked at again and again, since it may move at its end; `longest_s` is for
+    the time in which none is known.
     """
     began_s = time.monotonic()
     while not final.over(min(LOOK_EVERY_S, SHORTEST_WAIT_S)):
-        waited_s, left = time.monotonic() - began_s, seconds_left()
-        least_s = longest_s if left is None else SHORTEST_WAIT_S
-        if waited_s >= least_s and (left is None or left <= 0):
+        waited_s, now = time.monotonic() - began_s, around()
+        known = now.deadline_s is not None
+        past = now.deadline_s is None or now.now_s >= now.deadline_s + SHORTEST_WAIT_S
+        if past and waited_s >= (SHORTEST_WAIT_S if known else longest_s):
             raise TimeoutError(f"the save is not committed after {waited_s:.1f} s")
     return final.committed()
 
@@ -100,7 +101,7 @@ class Waiting:
         as long as saves take."""
         last_word, save_s = self.triggers.last_word_at(now), self.before.save_s or 0.0
         if not elsewhere:
-            return last_word
+            return None if now.deadline_s is None else now.deadline_s + SHORTEST_WAIT_S
         if last_word is None:
             return None if told_s is None else told_s + SAVE_FACTOR * save_s + TOLD_S
         for_another = last_word - SAVE_FACTOR * save_s

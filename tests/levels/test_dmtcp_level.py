@@ -258,6 +258,20 @@ def test_a_tool_that_only_a_module_brings_is_left_to_the_node(
     assert "PATH" in dict(choice.rejected)[name]
 
 
+@pytest.mark.parametrize("name", ["dmtcp", "criu"])
+def test_a_path_that_only_the_nodes_have_is_believed_of_a_level_asked_for_by_name(
+    name: str, tmp_path: Path
+) -> None:
+    this = replace(work("/bin/sleep", "9"), environ={"PATH": "/nowhere"})
+    there = {name: {"path": str(tmp_path / "nodes" / "bin" / name)}}
+    choice = choose(this, name, tools=there)
+    assert [name, "plain"] == [entry["name"] for entry in choice.entries]
+    assert "left to the nodes" in (choice.warning or "")
+    assert name not in [entry["name"] for entry in choose(this, "auto", tools=there).entries]
+    with pytest.raises(SpecError, match="GPUs"):
+        choose(replace(this, gpus=1), "dmtcp", tools=there)
+
+
 # ── command lines ─────────────────────────────────────────────────────────────────────────
 def test_command_lines_are_absolute_and_share_nothing(
     lone: Lone, place: Path, monkeypatch: pytest.MonkeyPatch
@@ -652,6 +666,24 @@ def test_a_full_node_at_the_first_start_never_condemns_dmtcp(
     assert "failed" not in json.loads(case.rundir.levels_file.read_text())
     assert EXIT_COMPLETE == link(case, place, "", "/bin/true").run()
     assert "dmtcp" == json.loads(case.rundir.levels_file.read_text())["chosen"]["4"]
+
+
+def test_a_site_whose_nodes_never_let_it_start_is_not_waited_for(
+    case: Case, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A /tmp that nobody may write to may be meant; the chain would stop, its program unstarted."""
+    ran = (sys.executable, "-c", "open('ran', 'w')")
+
+    def closed(path: Path, *_: object, **__: object) -> None:
+        if path.name.startswith("hpc-ckpt-dmtcp-"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        os.makedirs(path, exist_ok=True)  # noqa: PTH103 - Path.mkdir is this
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", closed)
+        assert EXIT_FAILED == link(case, place, "", *ran).run()
+        assert EXIT_COMPLETE == link(case, place, "", *ran).run()
+    assert "plain" == json.loads(case.rundir.levels_file.read_text())["chosen"]["2"]
 
 
 def test_what_passes_is_found_behind_other_errors() -> None:

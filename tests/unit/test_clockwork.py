@@ -49,9 +49,9 @@ def clockwork(rundir: RunDir, scheduler: Scheduler, **orders: object) -> Clockwo
 @pytest.mark.parametrize(
     "record",
     [
-        "JobId=10 JobState=COMPLETING Restarts=0 EndTime=2027-01-15T08:00:00",
-        "JobId=10 JobState=COMPLETING Restarts=1 EndTime=2027-01-16T08:00:00",
-        "JobId=10 JobState=PENDING Restarts=1 EndTime=2027-01-16T08:00:00",
+        "JobId=10 JobState=COMPLETING Restarts=0 EndTime=1800000001",
+        "JobId=10 JobState=COMPLETING Restarts=1 EndTime=1800086400",
+        "JobId=10 JobState=PENDING Restarts=1 EndTime=1800086400",
     ],
 )
 def test_a_job_that_is_being_ended_ends_with_the_kill_wait(clock: list[float], record: str) -> None:
@@ -60,6 +60,20 @@ def test_a_job_that_is_being_ended_ends_with_the_kill_wait(clock: list[float], r
     assert NOW + 30.0 == backend.look().end
     clock[0] += 7.0
     assert NOW + 30.0 == backend.look().end
+
+
+def test_a_scheduler_that_answers_late_does_not_put_the_kill_off(clock: list[float]) -> None:
+    """EndTime is when the ending began."""
+    record = f"JobId=10 JobState=COMPLETING Restarts=0 EndTime={NOW - 20.0:.0f}"
+    backend = SlurmBackend({"SLURM_JOB_ID": "10"}, kill_wait_s=30.0, run=lambda _: record)
+    assert NOW + 10.0 == backend.look().end
+
+
+def test_a_running_job_ends_when_slurm_says(clock: list[float]) -> None:
+    """Also where nobody told this process how often it was started."""
+    record = f"JobId=10 JobState=RUNNING Restarts=1 EndTime={NOW + 600.0:.0f}"
+    backend = SlurmBackend({"SLURM_JOB_ID": "10"}, kill_wait_s=30.0, run=lambda _: record)
+    assert NOW + 600.0 == backend.look().end
 
 
 def test_once_it_is_being_ended_a_budget_does_not_cut_the_kill_wait(
@@ -127,6 +141,21 @@ def test_nor_one_that_slurm_was_seen_to_end_after_its_warning(
     assert (Result.FAILED, Cause.TIME_LIMIT) == (verdict.result, verdict.cause)
 
 
+def test_nor_one_that_heard_term_from_a_scheduler_that_says_nothing(
+    clock: list[float], rundir: RunDir
+) -> None:
+    scheduler = Scheduler()
+    made = clockwork(rundir, scheduler)
+    made.warned(signal.SIGUSR1)
+    made.tick()
+    scheduler.record = JobRecord()
+    made.ask_once("SIGTERM")
+    made.terminated()
+    made.look_again()
+    verdict = judge(rundir, 1, 0, made.seen)
+    assert (Result.FAILED, Cause.TIME_LIMIT) == (verdict.result, verdict.cause)
+
+
 def test_a_link_that_saved_after_a_warning_met_its_limit(
     clock: list[float], rundir: RunDir
 ) -> None:
@@ -147,6 +176,8 @@ def test_a_moved_end_is_looked_for_before_the_runtime_ends_the_link(
     told = EventLog(rundir.events / "00000001-n1.jsonl")
     for step in (10, 20):
         told.emit(Event.COMMITTED, step=step, training_s=step * step_s, full_s=save_s)
+    for save in (31, 32):  # a steward's count of its saves is no count of steps
+        told.emit(Event.COMMITTED, step=save, training_s=600.0 * save, tier="restarts")
     scheduler = Scheduler(end=NOW + 8 * 3600.0)
     made = clockwork(rundir, scheduler)
     scheduler.record = JobRecord(end=NOW + 9 * 3600.0)
