@@ -11,15 +11,13 @@ import time
 from dataclasses import dataclass
 
 from ..rundir import RunDir, read_notice
-from ..settings import margin
+from ..settings import SAVE_FACTOR, margin
 from .base import Level, Moment
 
 LEAD_SHARE = 0.4
 """Of a link, for its last save: one shorter than a guess would otherwise do no work at all."""
 STORE_SHARE = 0.25
 """Of a link, for storing: storage that takes longer must not leave the program without time."""
-SAVE_FACTOR = 1.5
-"""The next save may be slower than any yet seen."""
 UNKNOWN_END_S = 60.0
 """For a last save after a notice where no end is known."""
 RESUME_S = 120.0

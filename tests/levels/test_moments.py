@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_ckpt.levels.moments import LEAD_SHARE, SAVE_FACTOR, Cost, Moments
+from hpc_ckpt.levels.moments import LEAD_SHARE, Cost, Moments
 from hpc_ckpt.levels.plain import Plain
 from hpc_ckpt.making import prepare
 from hpc_ckpt.rundir import RunDir
-from hpc_ckpt.settings import margin
+from hpc_ckpt.settings import SAVE_FACTOR, margin
 
 LINK_S = 10_000.0
 

@@ -46,6 +46,16 @@ def clockwork(rundir: RunDir, scheduler: Scheduler, **orders: object) -> Clockwo
     return made
 
 
+def warn(made: Clockwork) -> None:
+    made.warned(signal.SIGUSR1)
+    made.tick()
+
+
+def said_of_code_0(rundir: RunDir, made: Clockwork) -> tuple[Result | None, Cause]:
+    verdict = judge(rundir, 1, 0, made.seen)
+    return verdict.result, verdict.cause
+
+
 @pytest.mark.parametrize(
     "record",
     [
@@ -109,12 +119,10 @@ def test_a_command_that_returns_0_after_a_warning_is_complete(
 ) -> None:
     """Nobody has ended it: it came to its end in the last minutes of the link."""
     made = clockwork(rundir, Scheduler())
-    made.warned(signal.SIGUSR1)
-    made.tick()
+    warn(made)
     assert rundir.notice(1) is not None
     made.look_again()
-    verdict = judge(rundir, 1, 0, made.seen)
-    assert (Result.COMPLETE, Cause.COMPLETE) == (verdict.result, verdict.cause)
+    assert (Result.COMPLETE, Cause.COMPLETE) == said_of_code_0(rundir, made)
 
 
 def test_not_so_one_that_a_forwarded_signal_has_told_to_end(
@@ -122,10 +130,8 @@ def test_not_so_one_that_a_forwarded_signal_has_told_to_end(
 ) -> None:
     """Many programs save at a signal and leave with 0."""
     made = clockwork(rundir, Scheduler(), forward=("USR1", "command"))
-    made.warned(signal.SIGUSR1)
-    made.tick()
-    verdict = judge(rundir, 1, 0, made.seen)
-    assert (Result.FAILED, Cause.TIME_LIMIT) == (verdict.result, verdict.cause)
+    warn(made)
+    assert (Result.FAILED, Cause.TIME_LIMIT) == said_of_code_0(rundir, made)
 
 
 def test_nor_one_that_slurm_was_seen_to_end_after_its_warning(
@@ -133,12 +139,10 @@ def test_nor_one_that_slurm_was_seen_to_end_after_its_warning(
 ) -> None:
     scheduler = Scheduler()
     made = clockwork(rundir, scheduler)
-    made.warned(signal.SIGUSR1)
-    made.tick()
+    warn(made)
     scheduler.record = JobRecord(end=NOW + 30.0, cause=Cause.TIME_LIMIT, said="x", ending=True)
     made.look_again()
-    verdict = judge(rundir, 1, 0, made.seen)
-    assert (Result.FAILED, Cause.TIME_LIMIT) == (verdict.result, verdict.cause)
+    assert (Result.FAILED, Cause.TIME_LIMIT) == said_of_code_0(rundir, made)
 
 
 def test_nor_one_that_heard_term_from_a_scheduler_that_says_nothing(
@@ -146,26 +150,22 @@ def test_nor_one_that_heard_term_from_a_scheduler_that_says_nothing(
 ) -> None:
     scheduler = Scheduler()
     made = clockwork(rundir, scheduler)
-    made.warned(signal.SIGUSR1)
-    made.tick()
+    warn(made)
     scheduler.record = JobRecord()
     made.ask_once("SIGTERM")
     made.terminated()
     made.look_again()
-    verdict = judge(rundir, 1, 0, made.seen)
-    assert (Result.FAILED, Cause.TIME_LIMIT) == (verdict.result, verdict.cause)
+    assert (Result.FAILED, Cause.TIME_LIMIT) == said_of_code_0(rundir, made)
 
 
 def test_a_link_that_saved_after_a_warning_met_its_limit(
     clock: list[float], rundir: RunDir
 ) -> None:
     made = clockwork(rundir, Scheduler())
-    made.warned(signal.SIGUSR1)
-    made.tick()
+    warn(made)
     saved = Outcome(Result.SAVED, 1, 20, "notice: SIGUSR1")
     write_outcome(rundir.outcome_file(1), saved)
-    verdict = judge(rundir, 1, 0, made.seen)
-    assert (Result.SAVED, Cause.TIME_LIMIT) == (verdict.result, verdict.cause)
+    assert (Result.SAVED, Cause.TIME_LIMIT) == said_of_code_0(rundir, made)
 
 
 @pytest.mark.parametrize(("save_s", "step_s"), [(5.0, 0.1), (5.0, 90.0), (120.0, 1.0)])
