@@ -106,7 +106,9 @@ def spent(links: Sequence[PastLink], after: int, last: int, budget: Budget) -> s
     if budget.restarts is not None and starts > budget.restarts:
         return f"the budget of {budget.restarts} restarts is spent"
     used = sum(link.allocated_s for link in links)
-    if budget.seconds is not None and used >= budget.seconds - 1.0:
+    # What a link leaves of it for its last save is too little to begin with.
+    ended = bool(links) and links[-1].budget_end and links[-1].cause is Cause.TIME_LIMIT
+    if budget.seconds is not None and (ended or used >= budget.seconds - 1.0):
         return f"the budget of {_hours(budget)} is spent ({format_duration(round(used))})"
     return None
 

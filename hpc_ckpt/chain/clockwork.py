@@ -21,7 +21,7 @@ from ..rundir import RunDir
 from ..settings import SAVE_FACTOR, margin
 from .backend import Backend, Cause, JobRecord, Queued
 from .budget import seconds_left
-from .evidence import Finding
+from .evidence import Finding, Grace
 from .orders import Orders
 from .patience import Unseen
 
@@ -30,7 +30,6 @@ log = logging.getLogger("hpc_ckpt.link")
 BACKSTOP_SHARE = 0.5
 """Of the runtime's own margin: its deadline save comes first, the backstop only if it did not."""
 LOOK_AHEAD_S = 20.0
-GRACE_SLACK_S = 2.0
 MEASURE_EVERY_S = 10.0
 
 
@@ -58,7 +57,7 @@ class Clockwork:
         self._backstop_pending = False
         self._looked_for: float | None = None
         self._budget_end: float | None = None
-        self._grace_end: float | None = None
+        self._grace = Grace()
         self._started = time.time()
         self._save_s: float | None = None
         self._step_s = 0.0
@@ -75,6 +74,11 @@ class Clockwork:
             self._learn(record)
         else:
             self._publish(record)  # what befell an earlier run of the same job is no news
+
+    @property
+    def ends_with_budget(self) -> bool:
+        """The end that the program was told is that of the budget of hours."""
+        return self._budget_end is not None and self.deadline == self._budget_end
 
     # ── the scheduler's signals ───────────────────────────────────────────────────────────
     def warned(self, number: signal.Signals) -> None:
@@ -121,25 +125,13 @@ class Clockwork:
             self._learn(self._backend.look())
 
     def _learn(self, record: JobRecord) -> None:
-        if self._cancelled_in_grace(record):
+        if self._grace.is_cut_short(record):
             self.seen = Finding(Cause.CANCELLED, record.said, certain=True)
         elif record.cause is not None and (
             self.seen is None or self.seen.warning or record.certain
         ):
             self.seen = Finding(record.cause, record.said, record.certain)
-        if record.cause is Cause.PREEMPTED and not record.ending:
-            self._grace_end = record.end
         self._publish(record)
-
-    def _cancelled_in_grace(self, record: JobRecord) -> bool:
-        """A preempted job that is being ended, but not requeued, before its grace is over."""
-        return (
-            record.cause is Cause.PREEMPTED
-            and record.ending
-            and not record.restarted
-            and self._grace_end is not None
-            and time.time() < self._grace_end - GRACE_SLACK_S
-        )
 
     def _end_by(self, cause: Cause) -> None:
         """The program is asked to end. It hears of it by the notice file, and says 75 then, unless

@@ -14,11 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from .backend import Cause
+from .backend import Cause, JobRecord
 
 TAIL_BYTES = 64 * 1024
 LINES_SHOWN = 8
 LONGEST_LINE = 300
+GRACE_SLACK_S = 2.0
 
 _CANCELLED = re.compile(
     r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT (\S+?)(?: DUE TO ([A-Z ]+?))?(?:,[^*]*)? \*\*\*"
@@ -64,6 +65,25 @@ class Finding(NamedTuple):
     """Whatever others say."""
     warning: bool = False
     """Nobody has ended it yet, and its program was told by the notice file alone."""
+
+
+class Grace:
+    """Of a preemption: the time in which somebody may still cancel the job."""
+
+    def __init__(self) -> None:
+        self._end: float | None = None
+
+    def is_cut_short(self, record: JobRecord) -> bool:
+        """A preempted job that is being ended, but not requeued, before its grace is over."""
+        if record.cause is Cause.PREEMPTED and not record.ending:
+            self._end = record.end
+        return (
+            record.cause is Cause.PREEMPTED
+            and record.ending
+            and not record.restarted
+            and self._end is not None
+            and time.time() < self._end - GRACE_SLACK_S
+        )
 
 
 def of_state(state: str) -> Cause | None:

@@ -38,7 +38,7 @@ from .orders import HALT, Orders
 from .patience import ToldToStop, Unseen, by_storage, patiently, sleep_unless_told
 from .succession import succession
 from .sweep import all_over
-from .unread import read_orders
+from .unread import go_on_unwritten, read_orders
 from .verdict import Logs, Verdict, judge
 
 log = logging.getLogger("hpc_ckpt.link")
@@ -94,8 +94,8 @@ class LinkRunner:
                 self._succession.go_on()
             return EXIT_COMPLETE
         except (RootError, OSError) as error:
-            if by_storage(error):
-                self._succession.go_on()  # a later one may find it better
+            if by_storage(error):  # a later one may find it better
+                go_on_unwritten(self._rundir, self._orders.strategy, self._backend)
             raise
         self._enter(taken.generation)
         try:
@@ -187,19 +187,15 @@ class LinkRunner:
         return lease.acquire(self._rundir, self._backend.holder(), waiting)
 
     def _ends_with_the_last(self) -> bool:
-        """Whether a link that could not say so itself was the last one."""
+        """Whether a link that could not say so itself, or not act on it, was the last one."""
         cancelled = cancelled_unseen(self._rundir, self._orders, self._backend)
         if cancelled is not None and self._orders.reaction(Cause.CANCELLED) == HALT:
             self._stop_chain(f"cancelled by the user: {cancelled}, before it began", [])
             return True
-        explained = explain_last(
-            self._rundir, self._generation, self._orders, self._backend, self._ledger
-        )
+        explain_last(self._rundir, self._generation, self._orders, self._backend, self._ledger)
         avoid_bad_hosts(
             self._rundir, self._generation - 1, self._orders, self._succession, self._ledger
         )
-        if not explained:
-            return False
         reason = reason_to_stop(self._rundir, self._generation - 1, self._orders)
         if reason is None:
             return False
@@ -317,7 +313,8 @@ class LinkRunner:
     # ── after ─────────────────────────────────────────────────────────────────────────────
     def _finish(self, verdict: Verdict, code: int | None) -> int:
         step = self._newest_step()
-        write_end(self._ledger, verdict, code, self._step_from, step, **self._level())
+        more = {"budget_end": True} if self._clock.ends_with_budget else {}
+        write_end(self._ledger, verdict, code, self._step_from, step, **self._level(), **more)
         log.info(
             "link %d: %s at step %d (%s)",
             self._generation,

@@ -19,7 +19,7 @@ log = logging.getLogger("hpc_ckpt.link")
 
 def explain_last(
     rundir: RunDir, generation: int, orders: Orders, backend: Backend, ledger: EventLog
-) -> bool:
+) -> None:
     """Write down how the last link that began ended, if it could not do so itself."""
     for earlier in range(generation - 1, orders.after_generation, -1):
         records = list(events.read(rundir.ledger_file(earlier)))
@@ -28,11 +28,9 @@ def explain_last(
         holder = lease.holder_of(rundir, earlier)
         job = None if holder is None else holder.job
         verdict = explain(rundir, earlier, backend, orders.batch_logs / f"slurm-{job}.log")
-        if verdict is None:
-            return False
-        _write_down(rundir, earlier, records, verdict, ledger)
-        return True
-    return False
+        if verdict is not None:
+            _write_down(rundir, earlier, records, verdict, ledger)
+        return
 
 
 def cancelled_unseen(rundir: RunDir, orders: Orders, backend: Backend) -> str | None:

@@ -32,6 +32,8 @@ class PastLink:
     allocated_s: float
     submission: str | None = None
     """Of submitit, where a root may have had several."""
+    budget_end: bool = False
+    """It was told to end because the budget of hours does."""
 
 
 def past_links(rundir: RunDir, after: int, until: int) -> list[PastLink]:
@@ -69,6 +71,7 @@ def _past(
         progress=progress if isinstance(progress, bool) else None,
         allocated_s=_allocated(started, records, explained),
         submission=started.get("submission"),
+        budget_end=told.get("budget_end") is True,
     )
 
 

@@ -13,6 +13,7 @@ from ..levels.choice import Choice
 from ..levels.choose import choose
 from ..levels.recipe import Recipe, load_recipes
 from ..rundir import RunDir
+from . import slurm
 from .activation import active
 from .cluster import Survey
 from .demands import asks_for_gpus
@@ -53,6 +54,12 @@ def make_plan(
         remarks=() if found is None else _maintenance(found),
         complete=_complete(spec),
     )
+
+
+def is_of_this_cluster(loaded: Loaded) -> bool:
+    """Whether the limits of the cluster that answers here are those of the profile's."""
+    profile = loaded.profile
+    return profile.backend is Backend.SLURM and profile.cluster == slurm.cluster_name()
 
 
 def _complete(spec: Spec) -> set[str]:

@@ -159,6 +159,9 @@ def _not_ours(extra: tuple[str, ...]) -> tuple[str, ...]:
         for given in checked(options_of)(directive):
             if f"--{given.name}" in ESSENTIAL:
                 raise ValueError(f"{directive!r}: the chain itself sets --{given.name}")
+            if given.name == "partition":
+                asked = f"say partition: {given.value} in the spec, so that its limits are kept"
+                raise ValueError(f"{directive!r}: {asked}")
             if given.name in NOT_IN_A_CHAIN:
                 raise ValueError(f"{directive!r}: --{given.name}: {NOT_IN_A_CHAIN[given.name]}")
     return extra

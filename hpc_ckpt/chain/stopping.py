@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from .. import lease
@@ -70,20 +72,55 @@ def stop_chain(
         raise RootError(rundir.root, "no chain there; give the root of a run")
     if rundir.done() is not None:
         raise RootError(rundir.root, "the work is complete; there is nothing to stop")
-    jobs = jobs_of(rundir)
-    rundir.write_halt(reason)
+    unwritten = _unwritten(partial(rundir.write_halt, reason))
     link = _running(rundir)
-    if how is How.AFTER_CHECKPOINT and link is not None:
+    if how is How.AFTER_CHECKPOINT and link is not None and unwritten is None:
         # The link cancels the rest when it ends; until then `halt` can be taken away again.
         return Stopped(how, link, (), ended=False)
-    if link is not None:
-        rundir.give_notice(link, SOURCE, hurry=how is How.NOW)
-    cancelled = tuple(job for job in jobs if _done(slurm.cancel_pending, job))
+    stopped = _stop(rundir, link, how, sleep, clock)
+    if unwritten is not None:
+        raise _not_told(rundir.root, unwritten, [] if link is None else [rundir])
+    return stopped
+
+
+def _stop(
+    rundir: RunDir,
+    link: int | None,
+    how: How,
+    sleep: Callable[[float], object],
+    clock: Callable[[], float],
+) -> Stopped:
+    """All but `halt`, whatever of it the root lets be written."""
+    if link is not None and how is not How.AFTER_CHECKPOINT:
+        with suppress(OSError):
+            rundir.give_notice(link, SOURCE, hurry=how is How.NOW)
+    cancelled = tuple(job for job in jobs_of(rundir) if _done(slurm.cancel_pending, job))
     if how is not How.NOW or link is None:
         return Stopped(how, link, cancelled, ended=link is None)
     if not _still_there({rundir: link}, sleep, clock):
         return Stopped(how, link, cancelled, ended=True)
     return Stopped(how, link, cancelled, ended=False, killed=_kill(rundir, link))
+
+
+def _unwritten(write: Callable[[], object]) -> OSError | None:
+    """Why a file could not be written: what waits must be cancelled all the same."""
+    try:
+        write()
+    except OSError as error:
+        return error
+    return None
+
+
+def _not_told(root: Path, why: OSError, running: Iterable[RunDir]) -> RootError:
+    """What was done although nothing could be written, and what is left to do."""
+    holders = (lease.holder_of(one, lease.highest(one)) for one in running)
+    jobs = " ".join(holder.job for holder in holders if holder is not None and holder.job)
+    rest = f"; 'scancel {jobs}' ends what runs" if jobs else ""
+    return RootError(
+        root,
+        f"halt cannot be written ({why.strerror}): what was pending is cancelled, but a link that "
+        f"runs or comes back is not told{rest}; make room and stop it again",
+    )
 
 
 def _running(rundir: RunDir) -> int | None:
@@ -154,22 +191,32 @@ def stop_sweep(
     every = [member for member in members(root) if member.rundir.done() is None]
     running = {member: link for member in every if (link := running_link(member.rundir))}
     at_work = [m for m in every if m in running or m.rundir.halted() is None]
-    for member in at_work:  # first of all: none of them may begin while others are being stopped
-        if member.rundir.halted() is None:
-            member.rundir.write_halt(reason)
+    # First of all: none of them may begin while others are being stopped.
+    unwritten = _halt_all([m.rundir for m in at_work if m.rundir.halted() is None], reason)
     spared = running if how is How.AFTER_CHECKPOINT else {}
     for member, link in running.items():
         if member not in spared:
-            member.rundir.give_notice(link, SOURCE, hurry=how is How.NOW)
+            with suppress(OSError):
+                member.rundir.give_notice(link, SOURCE, hurry=how is How.NOW)
     arrays = arrays_of(root)
     own = (job for m in every if m not in spared for job in own_jobs(m, arrays))
     _cancel_all([*arrays, *own], "--state=PENDING")
+    killed = _kill_all(running, sleep, clock) if how is How.NOW else ()
+    if unwritten:
+        rundir, why = next(iter(unwritten.items()))
+        raise _not_told(rundir.root, why, [m.rundir for m in running if m.rundir in unwritten])
     return SweepStopped(
         how,
         stopped=tuple(member.name for member in at_work),
         running=tuple(member.name for member in running),
-        killed=_kill_all(running, sleep, clock) if how is How.NOW else (),
+        killed=killed,
     )
+
+
+def _halt_all(rundirs: Iterable[RunDir], reason: str) -> dict[RunDir, OSError]:
+    """Those in which it could not be written, and why."""
+    found = {one: _unwritten(partial(one.write_halt, reason)) for one in rundirs}
+    return {one: why for one, why in found.items() if why is not None}
 
 
 def _kill_all(

@@ -34,7 +34,7 @@ from .layers import Loaded, load
 from .ledger import ChainStatus, State, has_run_out, read_status
 from .past import jobs_of
 from .plan import Plan
-from .planning import make_plan
+from .planning import is_of_this_cluster, make_plan
 from .profile import Backend, Strategy
 from .record import chain_record
 from .render import render
@@ -105,7 +105,10 @@ def submit(spec: str | os.PathLike[str] | Mapping[str, Any], profile: str | None
 
 
 def render_loaded(loaded: Loaded, *, cwd: Path, environ: Mapping[str, str]) -> str:
-    return render(make_plan(loaded, cwd=cwd, environ=environ), python=sys.executable)
+    """As it would be submitted now, within the limits of the cluster if the profile is of this
+    one."""
+    plan = make_plan(loaded, cwd=cwd, environ=environ, live=is_of_this_cluster(loaded))
+    return render(plan, python=sys.executable)
 
 
 def submit_loaded(loaded: Loaded, plan: Plan, *, environ: Mapping[str, str]) -> list[str]:

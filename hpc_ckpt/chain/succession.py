@@ -28,6 +28,8 @@ from .unanswered import arrays_unknown, running_script
 log = logging.getLogger("hpc_ckpt.link")
 
 AWAY_RETRY_S = 5.0
+SUBMITTING_S = 300.0
+"""So long jobs that follow each other may take to be submitted, while the first already runs."""
 AWAY_PATIENCE_S = 3600.0
 """An allocation that waits longer for an answer costs others more than it saves."""
 
@@ -65,8 +67,11 @@ class _OnSlurm:
 class Successors(_OnSlurm):
     """array, afterany, resubmit: further members or jobs wait behind this one."""
 
+    clock: Callable[[], float] = time.monotonic
     _settled: bool = False
     """Whether something is known to follow, or that nothing can."""
+    _asked_at: float | None = None
+    """When it was first asked what follows."""
 
     def prepare(self) -> bool:
         """Ask what is pending; submit more if nothing is and the budget allows it."""
@@ -75,7 +80,7 @@ class Successors(_OnSlurm):
     def go_on(self) -> None:
         """What follows was submitted before, unless the link was too short for that, or refused:
         this is the last moment, and a chain must not end without a word."""
-        if self._settled:
+        if self._settled or self._is_being_submitted():
             return
         why = self._lacking()
         if why is not None:
@@ -89,12 +94,22 @@ class Successors(_OnSlurm):
             return None  # not settled: a link that ends in a way that does not count leaves one
         try:
             if not self._pending():
+                if self._is_being_submitted():
+                    return "the jobs of the chain are still being submitted"
                 self._follow(left)
         except SchedulerError as error:
             log.warning("nothing is known to follow this link: %s", error.stderr)
             return " ".join(error.stderr.split())
         self._settled = True
         return None
+
+    def _is_being_submitted(self) -> bool:
+        """They are written down together, after the last of them: until then this one is not."""
+        now = self.clock()
+        self._asked_at = now if self._asked_at is None else self._asked_at
+        unknown = self.backend.job not in jobs_of(self.rundir)
+        by_jobs = self.orders.strategy == "afterany" and self.orders.member is None
+        return by_jobs and unknown and now - self._asked_at < SUBMITTING_S
 
     def _follow(self, left: int) -> None:
         if self.orders.may_submit:

@@ -37,7 +37,7 @@ from ..settings import margin
 from .backend import Backend, Cause, JobRecord
 from .budget import no_progress, spent
 from .entries import write_end, write_start
-from .evidence import Finding
+from .evidence import Finding, Grace
 from .orders import Budget
 from .past import past_links
 from .sentry import Sentry
@@ -95,6 +95,7 @@ class TaskLink:
         self._deadline: float | None = None
         self._seen: Finding | None = None
         """Why the scheduler ends the link, once it has said so."""
+        self._grace = Grace()
         self._noticed: float | None = None
         self._asked: set[str] = set()
         self._met: set[Holder] = set()
@@ -160,7 +161,7 @@ class TaskLink:
         self._describe(work)
         self._step_from = self._newest_step()
         queued = self._look().queued
-        self._seen = None  # what befell an earlier link of the same job is no news
+        self._seen, self._grace = None, Grace()  # what befell an earlier link of the job is no news
         write_start(
             self._ledger,
             self._job.backend,
@@ -195,13 +196,15 @@ class TaskLink:
             self._rundir.give_notice(self._generation, name)
         except OSError as error:
             log.warning("could not write the notice: %s", error)
-        if name in self._asked:
+        # The first TERM may be the start of a grace; the second is the end of it.
+        occasion = f"second {name}" if name == "SIGTERM" and name in self._asked else name
+        if occasion in self._asked:
             return
-        self._asked.add(name)
+        self._asked.add(occasion)
         record = self._look()
         self._ledger.emit(
             Event.LINK_NOTICED,
-            source=name,
+            source=occasion,
             cause=self._cause,
             said=record.said,
             left_s=None if self._deadline is None else round(self._deadline - time.time(), 1),
@@ -214,7 +217,9 @@ class TaskLink:
     def _look(self) -> JobRecord:
         """Ask the scheduler: at the start, at the first of each signal, and at the end."""
         record = self._job.backend.look()
-        if self._seen is None and record.cause is not None:
+        if self._grace.is_cut_short(record):
+            self._seen = Finding(Cause.CANCELLED, record.said, certain=True)
+        elif record.cause is not None and (self._seen is None or record.certain):
             self._seen = Finding(record.cause, record.said, record.certain)
         self._publish(self._job.end if record.end is None else record.end)
         return record
@@ -268,7 +273,7 @@ class TaskLink:
         verdict = judge(self._rundir, self._generation, ended.code, self._seen)
         if ended.error is not None and not ended.by_link_end:
             return replace(verdict, reason=f"{type(ended.error).__name__}: {ended.error}")
-        if verdict.cause in _BY_A_SIGNAL and self._asked - {"SIGTERM"}:
+        if verdict.cause in _BY_A_SIGNAL and self._asked - {"SIGTERM", "second SIGTERM"}:
             return replace(verdict, cause=Cause.TIME_LIMIT)  # that is what --signal warns of
         if work.returns and ended.code == EXIT_COMPLETE and verdict.result is Result.FAILED:
             # It dealt with its own failure, or was called for its result after DONE.

@@ -1,5 +1,5 @@
-"""Orders that storage did not give in time: where nothing waits behind a link, its job goes back
-into the queue all the same, by what the batch script and the environment say of it.
+"""Storage that did not give the orders of a link in time, or take its lease: where nothing waits
+behind the link, its job goes back into the queue all the same, by what Slurm itself knows of it.
 
 Standard library only: the link runner asks it.
 """
@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from .. import lease
 from ..errors import HpcCkptError, SchedulerError
 from ..rundir import RunDir
 from . import slurm
 from .allocation import SlurmBackend
 from .arguments import read
-from .backend import Cause
+from .backend import Backend, Cause
 from .orders import Orders
 from .patience import ToldToStop, by_storage, patiently
 from .succession import AWAY_PATIENCE_S, AWAY_RETRY_S
@@ -29,6 +30,8 @@ log = logging.getLogger("hpc_ckpt.link")
 NOTHING_WAITS = ("requeue", "resubmit")
 """Strategies in which the chain is over with a link that does nothing; otherwise the next token,
 or the next job, finds out whether it is better."""
+MOST_STARTS = 20
+"""In a row, of a job that could not write anything: five hours, as with the tokens of an array."""
 
 
 def read_orders(arguments: argparse.Namespace) -> tuple[RunDir, Orders]:
@@ -50,6 +53,26 @@ def _go_on(arguments: argparse.Namespace, *, told: bool) -> None:
         # What somebody cancels is not brought back; and no answer is no fact.
         if not told or backend.look().cause not in (None, Cause.CANCELLED):
             requeue(backend)
+
+
+def go_on_unwritten(rundir: RunDir, strategy: str, backend: Backend) -> None:
+    """No lease could be taken, so that no budget counts this start; Slurm counts them."""
+    if not isinstance(backend, SlurmBackend) or strategy not in NOTHING_WAITS:
+        return
+    if _starts_in_vain(rundir, backend) < MOST_STARTS:
+        requeue(backend)
+    else:
+        log.error("not tried again after %d times; make room, then resume the chain", MOST_STARTS)
+
+
+def _starts_in_vain(rundir: RunDir, backend: SlurmBackend) -> int:
+    """Of this job, since a link of it began; 0 where not even that can be read."""
+    try:
+        last = lease.holder_of(rundir, lease.highest(rundir))
+    except (HpcCkptError, OSError):
+        return 0
+    before = -1 if last is None or last.job != backend.job else last.restarts
+    return backend.restarts - before
 
 
 def requeue(

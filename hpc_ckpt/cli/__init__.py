@@ -31,4 +31,7 @@ def _run(words: list[str], command: list[str]) -> int:
         return 130
     except BrokenPipeError:
         return 141  # the reader of our output left: `hpc-ckpt ls | head`
+    except OSError as error:
+        print(f"hpc-ckpt: {error.filename or 'storage'}: {error.strerror}", file=sys.stderr)
+        return 1
     return code if isinstance(code, int) else 0

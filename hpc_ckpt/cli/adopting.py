@@ -54,7 +54,7 @@ def adopt(
     level = _level_of(adopted)
     if level is not None:
         adopted = dataclasses.replace(adopted, spec={**adopted.spec, "level": level.chosen})
-    loaded, plan = _plan(adopted.spec, profile, level)
+    loaded, plan = _plan(adopted.spec, profile, level, submit=submit)
     wishes = {body: adopted.script} if output or submit else {}
     if output is not None:
         wishes[output] = adopted.spec_text(script.name)
@@ -105,12 +105,12 @@ def _read(script: Path) -> str:
 
 
 def _plan(
-    spec: Mapping[str, Any], profile: str | None, level: Choice | None
+    spec: Mapping[str, Any], profile: str | None, level: Choice | None, *, submit: bool
 ) -> tuple[Loaded, Plan]:
     """Also the proof that the spec can be loaded."""
     from ..chain import slurm
     from ..chain.layers import ENV_PROFILE, load
-    from ..chain.planning import make_plan
+    from ..chain.planning import is_of_this_cluster, make_plan
 
     named = profile or os.environ.get(ENV_PROFILE)
     cwd = Path.cwd()
@@ -121,7 +121,8 @@ def _plan(
         cwd=cwd,
         environ=os.environ,
     )
-    return loaded, make_plan(loaded, cwd=cwd, environ=os.environ, known=level)
+    live = submit or is_of_this_cluster(loaded)
+    return loaded, make_plan(loaded, cwd=cwd, environ=os.environ, live=live, known=level)
 
 
 # ── showing ───────────────────────────────────────────────────────────────────────────────

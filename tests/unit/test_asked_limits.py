@@ -8,6 +8,7 @@ import pytest
 
 from hpc_ckpt.chain import planning
 from hpc_ckpt.chain.layers import load
+from hpc_ckpt.chain.submit import render_loaded
 from hpc_ckpt.chain.survey import Bound, LiveLimits
 from hpc_ckpt.errors import SpecError
 from hpc_ckpt.rundir import Done, RunDir
@@ -47,6 +48,27 @@ def test_account_and_qos_as_sbatch_understands_them(
     planning.make_plan(loaded, cwd=tmp_path, environ=environ, live=True)
     assert expected == (asked["account"], asked["qos"])
     assert ("gpu",) == asked["partitions"]
+
+
+@pytest.mark.parametrize(("live", "asked"), [("lab", True), ("other", False), (None, False)])
+def test_what_is_rendered_is_what_would_be_submitted_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, live: str | None, asked: bool
+) -> None:
+    """Limits of another cluster than the profile's say nothing of its chain."""
+
+    class Found:
+        maintenance = ()
+
+    few = LiveLimits(submit=Bound(3, "MaxSubmitJobs of you"))
+    monkeypatch.setattr(planning, "take_survey", Found)
+    monkeypatch.setattr(planning, "limits", lambda *_, **__: few)
+    monkeypatch.setattr(planning.slurm, "cluster_name", lambda: live)
+    (tmp_path / "site.yaml").write_text("cluster: lab\nchain: {strategy: array}\n")
+    loaded = load({"command": "true", "chain": {"max_links": 9}},
+                  profile=str(tmp_path / "site.yaml"), live_cluster=None, cwd=tmp_path,
+                  environ={})  # fmt: skip
+    text = render_loaded(loaded, cwd=tmp_path, environ={})
+    assert asked == ("--array=1-3%1" in text)
 
 
 def test_members_that_are_complete_need_no_room(

@@ -110,6 +110,17 @@ def test_hours(past: Past) -> None:
     assert "the budget of 0.05 hours is spent (3m)" == verdict(past(*ends, max_hours=0.05))
 
 
+def test_what_a_link_left_of_the_budget_it_was_ended_by_is_no_link(past: Past) -> None:
+    """Of an hour it leaves some minutes for its last save: a next one would load, and end."""
+    rundir, orders = past(("time limit", True), max_hours=0.02)
+    assert verdict((rundir, orders)) is None
+    ledger = rundir.ledger_file(1)
+    ledger.write_text(ledger.read_text().replace('"progress"', '"budget_end": true, "progress"'))
+    assert "the budget of 0.02 hours is spent (1m)" == verdict((rundir, orders))
+    ledger.write_text(ledger.read_text().replace("time limit", "preempted"))
+    assert verdict((rundir, orders)) is None
+
+
 def test_gpu_hours_count_every_gpu(past: Past) -> None:
     ends = [("time limit", True)] * 3
     made = past(*ends, max_gpu_hours=0.2)

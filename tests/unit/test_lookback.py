@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
+from hpc_ckpt.chain import slurm
 from hpc_ckpt.chain.allocation import SlurmBackend
 from hpc_ckpt.chain.backend import Cause, JobRecord
 from hpc_ckpt.chain.claim import add_jobs
 from hpc_ckpt.chain.clockwork import Clockwork
+from hpc_ckpt.chain.link import LinkRunner
+from hpc_ckpt.chain.local import LocalBackend
 from hpc_ckpt.chain.lookback import cancelled_unseen
 from hpc_ckpt.chain.orders import MemberOrders, Orders
 from hpc_ckpt.chain.past import jobs_of
 from hpc_ckpt.chain.submit import take_up_again
-from hpc_ckpt.chain.succession import Requeue, Successors
+from hpc_ckpt.chain.succession import SUBMITTING_S, Requeue, Successors
 from hpc_ckpt.errors import SchedulerError
 from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.rundir import RunDir
@@ -156,6 +159,72 @@ def test_a_save_made_just_before_the_warning_is_known_to_it(rundir: RunDir) -> N
     clock.warned(signal.SIGUSR1)
     clock.tick()
     assert rundir.notice(1) is None
+
+
+def test_a_link_that_was_killed_before_it_could_halt_the_chain_has_ended_it(
+    rundir: RunDir,
+) -> None:
+    """It had written down that it was cancelled; the next one, which already waited, reads that."""
+    (rundir.lease / "00000001").write_text("{}")
+    ledger = EventLog(rundir.ledger_file(1))
+    ledger.emit(Event.LINK_STARTED, step=0)
+    ledger.emit(Event.LINK_ENDED, cause=Cause.CANCELLED, outcome="failed")
+    runner = LinkRunner(rundir, Orders.read(rundir), LocalBackend(kill_wait_s=0.0))
+    assert 0 == runner.run()
+    assert "cancelled by the user" == rundir.halted()
+    assert [] == list(rundir.logs.glob("link-00000002*"))
+
+
+class Submitting:
+    """squeue shows nothing that waits; whatever is submitted is remembered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.submitted: list[tuple[str, ...]] = []
+        self.now = 0.0
+        monkeypatch.setattr(slurm, "submit_script", self.sbatch)
+
+    def __call__(self, argv: Any) -> str:
+        return ""
+
+    def sbatch(self, script: Path, *options: str) -> str:
+        self.submitted.append(options)
+        return "99"
+
+
+def test_jobs_that_are_still_being_submitted_are_waited_for(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of them runs while its user's sbatch waits for an answer to the second: it neither
+    submits more nor says that nothing follows. A submission that died is not waited for."""
+    cluster = Submitting(monkeypatch)
+    orders = replace(Orders.read(rundir), strategy="afterany", may_submit=True)
+    follow = Successors(
+        SlurmBackend({"SLURM_JOB_ID": "20"}, run=cluster),
+        rundir,
+        orders,
+        EventLog(rundir.ledger_file(1)),
+        lambda: 5,
+        clock=lambda: cluster.now,
+    )
+    assert not follow.prepare()
+    follow.go_on()
+    assert [] == cluster.submitted
+    assert not rundir.ledger_file(1).exists()
+    cluster.now += SUBMITTING_S
+    assert follow.prepare()
+    assert 1 == len(cluster.submitted)
+
+
+def test_a_job_that_was_written_down_is_all_that_was_submitted(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_jobs(rundir, ["20"])
+    cluster = Submitting(monkeypatch)
+    orders = replace(Orders.read(rundir), strategy="afterany", may_submit=True)
+    backend = SlurmBackend({"SLURM_JOB_ID": "20"}, run=cluster)
+    ledger = EventLog(rundir.ledger_file(1))
+    assert Successors(backend, rundir, orders, ledger, lambda: 5).prepare()
+    assert 1 == len(cluster.submitted)
 
 
 def test_hosts_are_excluded_once_the_job_is_in_the_queue(rundir: RunDir) -> None:

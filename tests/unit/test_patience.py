@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,41 @@ def test_storage_and_scheduler_are_away_together(
     unread.requeue(unread.SlurmBackend(os.environ), sleep=slept.append)
     assert (2, 1) == (len(asked), len(slept))
     assert "nothing follows this link: disabled; submit the chain again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "restarts", "requeued"),
+    [
+        ("requeue", 22, True),
+        ("requeue", 23, False),
+        ("resubmit", 18, True),
+        ("resubmit", 19, False),
+        ("array", 0, False),
+        ("afterany", 0, False),
+    ],
+)
+def test_a_full_root_is_tried_again_and_not_for_ever(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, strategy: str, restarts: int, requeued: bool
+) -> None:
+    """No lease, no ledger: no budget counts such a start. Job 812 has had links up to its third
+    restart, if it is the one that goes back after each; other strategies have their tokens."""
+    asked = asks_slurm(monkeypatch)
+    job = "812" if strategy == "requeue" else "811"
+    (rundir.lease / "00000004").write_text(json.dumps({"job": job, "restarts": 3}))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    backend = unread.SlurmBackend(os.environ)
+    monkeypatch.setattr(unread, "SlurmBackend", SlurmBackend)
+    monkeypatch.setattr(patience, "STORAGE_PATIENCE_S", 0.0)
+    orders = replace(Orders.read(rundir), strategy=strategy)
+    runner = link.LinkRunner(rundir, orders, backend)
+    monkeypatch.setattr(runner, "_acquire", full)
+    with pytest.raises(OSError, match="No space"):
+        runner.run()
+    assert ([["scontrol", "requeue", "812"]] if requeued else []) == asked
+
+
+def full() -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_run_that_is_gone_is_not_waited_for(

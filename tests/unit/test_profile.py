@@ -80,6 +80,8 @@ def test_no_gpus_differs_from_unknown_gpus() -> None:
         ({"directives": {"extra": ["--array=1-9"]}},
          "'--array=1-9': the chain itself sets --array"),
         ({"directives": {"extra": ["--arr=1-9"]}}, "'--arr=1-9': the chain itself sets --array"),
+        ({"directives": {"extra": ["--comment=a -p gpu"]}},
+         "'--comment=a -p gpu': say partition: gpu in the spec, so that its limits are kept"),
         ({"directives": {"extra": ["--comment=a --sig USR2@9"]}},
          "'--comment=a --sig USR2@9': the chain itself sets --signal"),
         ({"directives": {"extra": ["--comment=a -t5"]}},

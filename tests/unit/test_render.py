@@ -201,7 +201,7 @@ def run(text: str, tmp_path: Path, **environ: str) -> subprocess.CompletedProces
         'if [[ $* == *--all*--partition* ]]; then echo "Conflicting options" >&2; exit 1; fi\n'
         'if [[ $* == *--nodes=* ]]; then echo "gpu:1|ib|"; else printf "$NODES"; fi',
         "squeue": '[ -n "$SQUEUE_PARTITION" ] || printf "$QUEUE"',
-        "sbatch": told,
+        "sbatch": f"{told}\nenv >{shlex.quote(str(tmp_path / 'handed-on'))}",
         "sleep": f'{told}\nif [ -n "$STOPPED" ]; then touch "$STOPPED"; fi',
         "conda": 'echo "hook() { :; }; conda() { echo \\"conda \\$*\\"; }"',
     }.items():
@@ -432,8 +432,12 @@ def test_a_node_that_is_excluded_already_could_not_do(
 def test_where_no_job_is_put_back_a_link_submits_the_next(root: Path, tmp_path: Path) -> None:
     """Of resubmit nothing waits behind it."""
     (root / "chain.sbatch").touch()
-    asked = on_node(broken(root, tmp_path, "resubmit"), tmp_path, REQUEUE="disabled")
+    told = {"SLURM_CONF": "/etc/it", "SBATCH_PARTITION": "cpu", "PMI_RANK": "0", "SLURMX": "mine"}
+    asked = on_node(broken(root, tmp_path, "resubmit"), tmp_path, REQUEUE="disabled", **told)
     assert f"sbatch --dependency=afterany:78 --exclude=n9,n1 {root}/chain.sbatch" == asked[-1]
+    names = {line.partition("=")[0] for line in (tmp_path / "handed-on").read_text().splitlines()}
+    of_slurm = {name for name in names if name.startswith(("SLURM", "SBATCH", "PMI"))}
+    assert {"SLURM_CONF", "SLURMX", "SLURMD_NODENAME"} == of_slurm
 
 
 def test_a_node_without_a_runner_is_not_left_for_ever(root: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Three ways to stop: what each writes, cancels and waits for."""
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,26 @@ def test_after_the_next_checkpoint_of_nobody(rundir: RunDir, scheduler: Schedule
     stopped = stop_chain(rundir, "enough", How.AFTER_CHECKPOINT)
     assert (None, ("7",), True) == (stopped.link, stopped.cancelled, stopped.ended)
     assert [PENDING] == scheduler.asked
+
+
+@pytest.mark.parametrize("how", list(How))
+def test_a_root_that_cannot_be_written_to_is_stopped_as_far_as_that_goes(
+    rundir: RunDir, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, how: How
+) -> None:
+    """A full one is what people stop chains for: what is pending goes, and the rest is said."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(RunDir, "write_halt", full)
+    monkeypatch.setattr(RunDir, "give_notice", full)
+    holds(rundir, 1, Holder(job="7_1", array="7", host="n1"))
+    clock = Clock()
+    said = r"\(Disk quota exceeded\): what was pending is cancelled.*'scancel 7_1' ends what runs"
+    with pytest.raises(RootError, match=said):
+        stop_chain(rundir, "x", how, sleep=clock.sleep, clock=clock)
+    killed = [["scancel", "7_1"]] if how is How.NOW else []
+    assert [PENDING, *killed] == scheduler.asked
 
 
 def test_now_and_it_hurries(rundir: RunDir, scheduler: Scheduler) -> None:

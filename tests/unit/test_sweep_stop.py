@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -75,6 +76,26 @@ class Pauses:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+def test_a_member_that_cannot_be_written_to_does_not_keep_the_others(
+    tmp_path: Path, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = make_sweep(tmp_path, 2)
+    for number, rundir in enumerate((first, second), 1):
+        runs(rundir, f"7_{number}")
+    writes = RunDir.write_halt
+
+    def full(rundir: RunDir, reason: str) -> None:
+        if rundir.root == first.root:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        writes(rundir, reason)
+
+    monkeypatch.setattr(RunDir, "write_halt", full)
+    with pytest.raises(RootError, match="'scancel 7_1' ends what runs"):
+        stop_sweep(tmp_path, How.SAVE)
+    assert second.halted() is not None and second.notice(1) is not None
+    assert [["--state=PENDING", "7"]] == scheduler.of("scancel")
 
 
 # ── stop ──────────────────────────────────────────────────────────────────────────────────

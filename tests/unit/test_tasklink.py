@@ -201,7 +201,7 @@ def test_a_signal_becomes_a_notice_and_the_scheduler_is_asked_once(place: RunDir
     notice = place.notice(1)
     assert notice is not None and not notice.hurry
     assert {"SIGUSR1", "SIGTERM"} == set(notice.sources)
-    assert 4 == scheduler.looks  # start, each of the two signals, end
+    assert 5 == scheduler.looks  # start, each of the two signals, the second TERM, end
     deadline = place.deadline(1)
     assert deadline is not None and scheduler.record.end is not None
     assert abs(deadline - scheduler.record.end) < 0.01
@@ -335,6 +335,25 @@ def test_the_launchers_own_limit_is_told(place: RunDir) -> None:
     """submitit's local executor would just not start it again."""
     with pytest.raises(ChainStopped, match="at most 1 times"):
         run(place, end_link, most_restarts=0)
+
+
+def test_a_job_that_is_cancelled_in_the_grace_of_a_preemption_is_not_put_back(
+    place: RunDir,
+) -> None:
+    """Slurm says COMPLETING of both, and would take a requeue."""
+    grace = JobRecord(end=time.time() + 60, cause=Cause.PREEMPTED, said="PreemptTime=…")
+    ending = JobRecord(end=time.time() + 5, cause=Cause.PREEMPTED, said="COMPLETING", ending=True)
+    scheduler = Scheduler()
+
+    def wait() -> None:
+        for record in (grace, ending):
+            scheduler.record, seen = record, scheduler.looks
+            os.kill(os.getpid(), signal.SIGTERM)
+            until(lambda seen=seen: scheduler.looks > seen)  # type: ignore[misc] # bound now
+        end_link()
+
+    with pytest.raises(ChainStopped, match="the job was cancelled"):
+        run(place, wait, scheduler=scheduler)
 
 
 def test_a_cancelled_job_is_not_put_back(place: RunDir) -> None:
