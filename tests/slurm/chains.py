@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chains_of_programs import kill_all
-from devcluster import DevCluster
+from devcluster import DevCluster, Proctrack
 
 from hpc_ckpt import events, lease
 from hpc_ckpt.chain.ledger import LinkSummary, State, read_status
@@ -31,7 +31,8 @@ MOST_LOST = 2 * SAVE_EVERY
 """After a kill: what was made since a save, and during the next one, which was not committed."""
 GRACE_S = 10
 KILL_WAIT_S = int(os.environ.get("DEVCLUSTER_KILL_WAIT", "5"))
-EVERYBODY_HEARS = os.environ.get("DEVCLUSTER_PROCTRACK") in ("linuxproc", "pgid")
+TRACKING = Proctrack(os.environ.get("DEVCLUSTER_PROCTRACK", "auto"))
+EVERYBODY_HEARS = TRACKING in (Proctrack.LINUXPROC, Proctrack.PGID)
 """TERM reaches every process of a step, not only the shim: docs/guides/slurm.md, Signals."""
 
 

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "slurm" / "devclust
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "levels"))  # molecules.py
 
-from chains import KILL_WAIT_S
-from devcluster import DevCluster, MissingPackages, Options, Proctrack, find_programs
+from chains import KILL_WAIT_S, TRACKING
+from devcluster import DevCluster, MissingPackages, Options, find_programs
 
 
 @pytest.hookimpl(wrapper=True)
@@ -81,9 +81,7 @@ def cluster_directory(slurm_installed: None) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def cluster(slurm_installed: None) -> Iterator[DevCluster]:
     """The shared cluster: four nodes, partitions gpu and lowpriority."""
-    options = Options(
-        proctrack=Proctrack(os.environ.get("DEVCLUSTER_PROCTRACK", "auto")), kill_wait_s=KILL_WAIT_S
-    )
+    options = Options(proctrack=TRACKING, kill_wait_s=KILL_WAIT_S)
     with (
         _temporary_directory() as directory,
         DevCluster.start(directory, options=options) as running,

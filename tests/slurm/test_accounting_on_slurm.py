@@ -13,6 +13,7 @@ from chains import (
     MOST_LOST,
     PROFILE,
     SAVE_EVERY,
+    TRACKING,
     assert_finished,
     cli,
     note,
@@ -32,9 +33,10 @@ WORDS = (str(EPOCHS), "0.05")
 
 @pytest.fixture(scope="module")
 def accounted(accounting_installed: None) -> Iterator[DevCluster]:
+    options = Options(proctrack=TRACKING, accounting=True, limits=True)
     with (
         tempfile.TemporaryDirectory(prefix="hpc-slurm-") as directory,
-        DevCluster.start(Path(directory), options=Options(accounting=True, limits=True)) as running,
+        DevCluster.start(Path(directory), options=options) as running,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("SLURM_CONF", str(running.layout.conf))

@@ -14,6 +14,7 @@ import pytest
 from chains import (
     GRACE_S,
     SAVE_EVERY,
+    TRACKING,
     SubmittedChain,
     assert_finished,
     cli,
@@ -163,7 +164,7 @@ def started(chain: SubmittedChain, index: int) -> float:
 @pytest.fixture
 def patient_cluster(cluster_directory: Path) -> Iterator[DevCluster]:
     """One that leaves a job minutes between TERM and KILL."""
-    options = Options(kill_wait_s=150)
+    options = Options(proctrack=TRACKING, kill_wait_s=150)
     with DevCluster.start(cluster_directory, options=options) as running:
         yield running
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import dmtcp_stand_in
 import pytest
-from chains import SubmittedChain, cli, recorded, submit_chain
+from chains import TRACKING, SubmittedChain, cli, recorded, submit_chain
 from chains_of_programs import undisturbed, write_program
 from devcluster import DevCluster
 
@@ -84,7 +84,8 @@ def restricted(cluster_directory: Path) -> Iterator[DevCluster]:
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv (util-linux) is not installed")
     up = [sys.executable, str(DEVCLUSTER), "up", str(cluster_directory), "--nodes", "1"]
-    subprocess.run([*WITHOUT, *up], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    how = ["--proctrack", TRACKING.value]
+    subprocess.run([*WITHOUT, *up, *how], check=True, stdout=subprocess.DEVNULL, timeout=60)
     found = DevCluster.open(cluster_directory)
     assert found is not None
     with found:

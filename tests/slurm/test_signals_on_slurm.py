@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -45,6 +47,27 @@ def launched(launcher: str, program: list[str]) -> list[str]:
     return [*before[launcher], *program]
 
 
+def contained(place: Path, program: list[str]) -> list[str]:
+    """A program in a container of Charliecloud, whose image has nothing of its own but a mark: what
+    the host has is bound into it, /tmp with the run directory by ch-run itself."""
+    if shutil.which("ch-run") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("ch-run is required here: make packages")
+        pytest.skip("ch-run (charliecloud) is not installed")
+    image = place / "image"
+    bound = sorted({"/usr", sys.prefix, sys.base_prefix, str(Path(__file__).parents[2])})
+    for name in ("dev", "proc", "sys", "tmp", "home", "root", "etc", *bound):
+        (image / name.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    for name in ("hosts", "resolv.conf", "passwd", "group"):
+        (image / "etc" / name).touch()
+    for name in ("bin", "lib", "lib64"):
+        (image / name).symlink_to(f"usr/{name}")
+    (image / "inside").touch()
+    binds = [word for path in bound for word in ("--bind", f"{path}:{path}")]
+    script = f"test -e /inside && exec {shlex.join([sys.executable, *program])}"
+    return ["ch-run", *binds, str(image), "--", "/bin/sh", "-c", script]
+
+
 def counter(place: Path, *more: str) -> list[str]:
     return [str(COUNTER), str(place / "state"), str(TOTAL), str(STEP_S), *more]
 
@@ -67,14 +90,16 @@ def log_of(chain: SubmittedChain, number: int) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize("launcher", ["plain", "bash", "srun with shim", "mpirun"])
+@pytest.mark.parametrize("launcher", ["plain", "bash", "srun with shim", "mpirun", "container"])
 def test_the_notice_reaches_a_program_behind_a_launcher(
     idle_cluster: DevCluster, tmp_path: Path, launcher: str
 ) -> None:
     """Unchanged: no launcher is signalled, none has to forward anything. Where everybody hears
     TERM, the program ignores it; an srun of its own kills it all the same, perhaps before it has
     looked at the notice, and the chain comes to its end."""
-    words = launched(launcher, counter(tmp_path, *AS_THE_GUIDE_SAYS))
+    program = counter(tmp_path, *AS_THE_GUIDE_SAYS)
+    in_container = launcher == "container"
+    words = contained(tmp_path, program) if in_container else launched(launcher, program)
     said = interrupt_and_finish(idle_cluster, tmp_path, words, {})
     killed = EVERYBODY_HEARS and launcher == "srun with shim"
     assert killed or "told by notice" in said, said

@@ -20,7 +20,8 @@ from typing import Any
 import cloudpickle
 import pytest
 import submitit
-from devcluster import DevCluster, Options, Proctrack
+from chains import TRACKING
+from devcluster import DevCluster, Options
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from hpc_ckpt import ChainTask, LinkEnded, executor, lease
@@ -45,8 +46,7 @@ EPOCHS = 30
 @pytest.fixture(scope="module")
 def accounted(accounting_installed: None) -> Iterator[DevCluster]:
     """A cluster whose sacct works; submitit believes nothing else."""
-    proctrack = Proctrack(os.environ.get("DEVCLUSTER_PROCTRACK", "auto"))
-    options = Options(proctrack=proctrack, accounting=True)
+    options = Options(proctrack=TRACKING, accounting=True)
     with (
         tempfile.TemporaryDirectory(prefix="hpc-slurm-") as directory,
         DevCluster.start(Path(directory), options=options) as running,
