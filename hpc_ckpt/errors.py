@@ -134,13 +134,16 @@ class NoCheckpoint(CheckpointError):
 class RestoreMismatch(CheckpointError):
     """The program's objects do not fit the checkpoint; all differences are listed at once."""
 
-    def __init__(self, path: Path | None, differences: Sequence[str]) -> None:
+    def __init__(
+        self, path: Path | None, differences: Sequence[str], *, passable: bool = True
+    ) -> None:
+        """`passable`: strict_restore=False would let them pass."""
         self.path = path
         self.differences = tuple(differences)
         listing = "\n  ".join(self.differences)
+        advice = "\nPass strict_restore=False to load what fits." if passable else ""
         super().__init__(
-            f"{path or 'checkpoint'} does not fit the tracked objects:\n  {listing}\n"
-            "Pass strict_restore=False to load what fits."
+            f"{path or 'checkpoint'} does not fit the tracked objects:\n  {listing}{advice}"
         )
 
 

@@ -330,7 +330,7 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 def make_directory(path: str | os.PathLike[str]) -> None:
     """Make a private directory and its missing parents so that they survive a crash."""
     target = Path(path)
-    missing = [place for place in (target, *target.parents) if not place.exists()]
+    missing = [place for place in (target, *target.parents) if not exists(place)]
     for place in reversed(missing):
         place.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         place.chmod(PRIVATE_DIRECTORY)
@@ -369,12 +369,25 @@ def names_in(path: str | os.PathLike[str]) -> list[str]:
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Raises where storage does not answer; Path.is_file() of Python 3.14 says that none is there,
-    and work that is saved would be begun anew."""
+    """Raises where storage does not answer, as the two below. Path.is_file() and its like say of
+    Python 3.14 on that nothing is there: work that is saved would be begun anew, or removed."""
+    return stat.S_ISREG(_mode(path))
+
+
+def is_directory(path: str | os.PathLike[str]) -> bool:
+    return stat.S_ISDIR(_mode(path))
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    return _mode(path) != 0
+
+
+def _mode(path: str | os.PathLike[str], *, follow: bool = True) -> int:
+    """0 only if the file system says that nothing is there."""
     try:
-        return stat.S_ISREG(Path(path).stat().st_mode)
+        return Path(path).stat(follow_symlinks=follow).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return 0
 
 
 def delete_tree(path: str | os.PathLike[str], *, point: str | None = None) -> None:
@@ -382,14 +395,14 @@ def delete_tree(path: str | os.PathLike[str], *, point: str | None = None) -> No
 
     Symbolic links are removed, not followed. `point` is announced before each entry goes.
     """
-    if Path(path).is_symlink():
+    if stat.S_ISLNK(_mode(path, follow=False)):
         Path(path).unlink(missing_ok=True)
         return
     for name in names_in(path):
         entry = Path(path) / name
         if point is not None:
             reached(point)
-        if entry.is_dir() and not entry.is_symlink():
+        if stat.S_ISDIR(_mode(entry, follow=False)):
             delete_tree(entry)
         else:
             entry.unlink(missing_ok=True)

@@ -204,13 +204,13 @@ def file_of(rundir: RunDir, generation: int) -> Path:
 
 
 def released(rundir: RunDir, generation: int) -> bool:
-    return _released_file(rundir, generation).exists()
+    return fsio.exists(_released_file(rundir, generation))
 
 
 def program_gone(rundir: RunDir, generation: int) -> bool:
     """Whether it was said that nothing of this generation is left: the shim takes the mark away
     once it has ended the program."""
-    return released(rundir, generation) and not _left_file(rundir, generation).exists()
+    return released(rundir, generation) and not fsio.exists(_left_file(rundir, generation))
 
 
 def holder_of(rundir: RunDir, generation: int) -> Holder | None:

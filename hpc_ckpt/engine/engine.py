@@ -26,7 +26,7 @@ from .labels import manifest_of
 from .orders import About, Order, Publisher
 from .pacing import BACKGROUND_RATE, Pacing
 from .persist import Pending, persist
-from .published import Published
+from .published import Guard, Published
 from .restore import Origin
 from .snapshot import SLOTS, Camera
 from .steady import Steady
@@ -58,18 +58,20 @@ class Engine:
         self._under_way = UnderWay(clock, self._failures.drop)
         self._warming = Warming(self._camera)
         self._pacing = Pacing()
+        guard = Guard(publisher.lease.check, publisher.stack, publisher.events)
         self._tidier = Tidier(
             publisher.keep,
             publisher.lease,
             publisher.events,
             on_fenced=self._overtaken,
+            guard=guard.for_removal,
             on_damaged=self._distrust,
             pace=self._pacing.calm,
             origin=origin,
         )
         self._drainer = Drainer(
             publisher.stack,
-            guard=publisher.lease.check,
+            guard=guard.for_commit,
             events=publisher.events,
             arrived=self._stands,
             after=self._tidier.tidy,
@@ -78,7 +80,7 @@ class Engine:
         )
         self.destination = Destination(publisher.stack, self._under_way, self._drainer)
         self._steady = Steady()
-        self._published = Published(publisher.lease.check)
+        self._published = Published(guard.for_commit)
         if origin is not None:
             self._go_on_from(origin)
         self.snapshot_step = step
@@ -365,7 +367,9 @@ class Engine:
     def _tell(self, order: Order, committed: Committed) -> None:
         about, elapsed_s = order.about, self._clock() - order.began_s
         full_s = self._under_way.at_full_speed(order)
-        if not order.given_up:  # how long it hung says nothing of the next one
+        if order.given_up:  # how long it hung says little of the next one
+            self._times.guess(full_s)
+        else:
             self._times.add(stall_s=order.stall_s, save_s=full_s)
             self._publisher.stack.note(order.tier, committed.size, full_s)
         # One that hung may end after newer ones.

@@ -43,7 +43,7 @@ def export(checkpoint: Path, target: Path, part: str | None = None, *, force: bo
     write = _writer(target)
     if not target.parent.is_dir():
         raise UserError(f"{target} cannot be written: {target.parent} is not a directory")
-    if target.exists() and not force:
+    if fsio.exists(target) and not force:
         raise UserError(f"{target} exists; choose another name, or say --force")
     state = state_of(open_reader(checkpoint), map_location="cpu")
     value = _part(state["tracked"], part)
@@ -136,7 +136,7 @@ def import_file(
     found.step = found.step if step is None else step
     found.epoch = found.epoch if epoch is None else epoch
     rundir = RunDir(root)
-    if rundir.checkpoints.is_dir() and rundir.committed():
+    if fsio.is_directory(rundir.checkpoints) and rundir.committed():
         raise RootError(root, "it has checkpoints already; import into a new one")
     path = _commit(found, source, rundir)
     left_out = f"; left out: {', '.join(found.left_out)}" if found.left_out else ""

@@ -1,22 +1,76 @@
-"""What this process has published last, in whichever tier; and whether a save still may be."""
+"""What this process has published last, in whichever tier; and whether it still may publish."""
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..errors import BrokenOff
+from ..errors import BrokenOff, one_line
+from ..events import Event, EventLog
 from ..format.manifest import Manifest
 from ..rundir import CheckpointKey
+from ..tiers.base import Tier
+from ..tiers.stack import Stack
 from .orders import Order
+
+log = logging.getLogger("hpc_ckpt")
+
+LEASE_S = 5.0
+"""So long a save into another tier waits for the run directory, where the lease lies."""
+
+
+class Guard:
+    """Whether a newer generation has taken over, for a commit or a removal in whichever tier.
+
+    The lease lies in the run directory. Where that does not answer, other tiers are committed to
+    all the same: once a newer generation has committed, readers never choose an older one's.
+    Nothing is removed then.
+    """
+
+    def __init__(self, lease: Callable[[], None], stack: Stack, events: EventLog) -> None:
+        self._lease = lease
+        self._stack = stack
+        self._events = events
+        self._told = False
+
+    def for_commit(self, tier: Tier) -> None:
+        """Raises Fenced; an OSError only of the run directory, for a commit there."""
+        try:
+            self.for_removal(tier)
+        except OSError as error:
+            if self._is_home(tier):
+                raise
+            self._tell(tier, error)
+        else:
+            self._told = False
+
+    def for_removal(self, tier: Tier) -> None:
+        """Raises Fenced, and OSError where nobody can tell."""
+        if self._is_home(tier):
+            self._lease()
+        else:
+            self._stack.ask_home(self._lease, LEASE_S)
+
+    def _is_home(self, tier: Tier) -> bool:
+        return tier.name == self._stack.home.name  # the drain hands on what only stands for one
+
+    def _tell(self, tier: Tier, error: OSError) -> None:
+        """Once, until it answers again."""
+        if self._told:
+            return
+        self._told = True
+        home, said = self._stack.home.name, one_line(error)
+        self._events.emit(Event.TIER_FAILED, flush=False, tier=home, error=said)
+        log.warning("tier %s does not answer, saves go on in tier %s: %s", home, tier.name, said)
 
 
 class Published:
     """Asked and told by the threads that commit."""
 
-    def __init__(self, guard: Callable[[], None]) -> None:
+    def __init__(self, guard: Callable[[Tier], None]) -> None:
         self._guard = guard
         self._lock = threading.Lock()
         self._last: Manifest | None = None
@@ -40,7 +94,7 @@ class Published:
 
     def check(self, order: Order, key: CheckpointKey) -> None:
         """Raises if the save may not be published: by this process, or not any more."""
-        self._guard()
+        self._guard(order.tier)
         if order.given_up and self.of(key) is not None:
             raise BrokenOff(f"step {key.step} was saved again while this save of it hung")
 

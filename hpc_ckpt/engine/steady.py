@@ -33,6 +33,9 @@ class Steady:
         self._step: int | None = None
         self._refused: set[str] = set()
         """Changed although they were expected not to: not guessed at again."""
+        self._forgotten: set[str] = set()
+        """Holders that are damaged. Another thread finds that out: a save under way may still
+        name one, and must not bring it back."""
 
     def held(
         self,
@@ -54,7 +57,9 @@ class Steady:
         found = self._known.get(digests)
         if found is None:
             self._refuse(layout, digests, chunk)
-        return found if found is not None and found.chunk == chunk else None
+        elif found.chunk == chunk and found.holder not in self._forgotten:
+            return found
+        return None
 
     def _refuse(self, layout: ImageLayout, digests: tuple[str, ...], chunk: int) -> None:
         """Whatever lies in a chunk that changed is not steady."""
@@ -70,6 +75,7 @@ class Steady:
 
     def forget(self, holder: str) -> None:
         """What lies there is damaged: its bytes are written again."""
+        self._forgotten.add(holder)
         self._known = {d: record for d, record in self._known.items() if record.holder != holder}
 
     def left_to_write(self, snapshot: Snapshot, is_there: Callable[[str], bool]) -> int:
@@ -86,7 +92,9 @@ class Steady:
 
     def committed(self, record: ShardRecord, holder: str) -> None:
         """A shard of steady leaves is durable; from now on it can be referred to."""
-        self._known = {record.digests: replace(record, holder=record.holder or holder)}
+        holder = record.holder or holder
+        if holder not in self._forgotten:
+            self._known = {record.digests: replace(record, holder=holder)}
 
     def suggest(self, found: Mapping[str, tuple[int, int]]) -> None:
         """Leaves that nothing is known to change: bytes of each, and of all leaves together."""

@@ -40,6 +40,7 @@ class Tidier:
         events: EventLog,
         *,
         on_fenced: Callable[[Fenced], None],
+        guard: Callable[[Tier], None] | None = None,
         on_damaged: Callable[[str], None] = lambda holder: None,
         pace: Callable[[int], Pace] = lambda size: Pace(),
         origin: Origin | None = None,
@@ -48,6 +49,8 @@ class Tidier:
         self._lease = lease
         self._events = events
         self._on_fenced = on_fenced
+        self._guard = guard or (lambda tier: lease.check())
+        """Raises unless it is known that no newer generation has taken over."""
         self._on_damaged = on_damaged
         self._pace = pace
         """How fast that many bytes may be read beside training."""
@@ -115,14 +118,14 @@ class Tidier:
                 self._distrust(tier, holder)
             broken = self._broken_in(tier)
             if tier.name not in self._swept:
-                self._lease.check()
+                self._guard(tier)
                 tier.recover()  # before anything goes: at the start it may not have answered
             removed = retain(
                 tier,
                 self._keep,
                 generation=self._lease.generation,
                 committed=committed.key,
-                guard=self._lease.check,
+                guard=lambda: self._guard(tier),
                 known_broken=broken,
                 before=lambda surplus: self._before(tier, committed, surplus, broken),
             )

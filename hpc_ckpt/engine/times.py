@@ -23,6 +23,12 @@ class SaveTimes:
         self.save_s = max(save for _, save in list(self._recent))
         self._set_stall()
 
+    def guess(self, save_s: float) -> None:
+        """Of a save that seemed to hang, and was committed: too much rather than nothing at all;
+        the next that is timed takes its place."""
+        if self.save_s is None:
+            self.save_s = save_s
+
     def add_stolen(self, seconds: float) -> None:
         """What one save cost the steps beside which it was written."""
         self._stolen.append(seconds)

@@ -236,7 +236,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _rejected(directory: Path, defects: list[Defect]) -> CheckpointError:
-    if not directory.is_dir():
+    if not fsio.is_directory(directory):
         return NoCheckpoint(directory)
     for defect in defects:
         if defect.kind is DefectKind.UNSUPPORTED_VERSION:

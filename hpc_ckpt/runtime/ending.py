@@ -30,6 +30,8 @@ class Ending:
         self._reason: str | None = None
         self._final = False
         self._rescued: int | None = None
+        self.done = False
+        """DONE was written here."""
 
     # ── the latch ─────────────────────────────────────────────────────────────────────────
     @property
@@ -79,6 +81,7 @@ class Ending:
         generation = self._session.generation
         self.decide(Result.COMPLETE, step, "complete")
         self._session.rundir.write_done(Done(generation, step))
+        self.done = True
 
     def _write(self, result: Result, step: int | None, reason: str) -> None:
         outcome = Outcome(result, self._session.generation, step, reason)

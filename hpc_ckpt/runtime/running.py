@@ -320,7 +320,16 @@ class Running:
         return limit_s if deadline is None else max(0.0, min(limit_s, deadline - time.time()))
 
     def close(self, patience_s: float) -> None:
-        """Threads, hooks and signals; nothing of ours is left in the process."""
+        """Threads, hooks and signals; nothing of ours is left in the process.
+
+        The run directory is not read: storage that fails now must not fail work that is done.
+        """
+        try:
+            self._take_down(patience_s)
+        finally:
+            self.session.close()
+
+    def _take_down(self, patience_s: float) -> None:
         self.meter.pause(time.monotonic())
         if not self.engine.close(0.0 if self._given_up else self._patience(patience_s)):
             log.warning("left a save behind that did not end in %g s", patience_s)
@@ -333,10 +342,9 @@ class Running:
             step=self.step,
             training_s=round(self.meter.training_s, 6),
             stall_s=round(self.meter.stall_s, 6),
-            complete=self.session.rundir.done() is not None,
+            complete=self.ending.done or (self._was_done and not self._stepped_here),
             reason=self.ending.reason,
         )
-        self.session.close()
 
 
 _MISREAD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)

@@ -199,22 +199,24 @@ def _node(link: Mapping[str, str]) -> str:
 
 # ── the run directory ─────────────────────────────────────────────────────────────────────
 def known_save_s(place: RunDir, generation: int) -> float | None:
-    """The slowest save of the newest earlier generation that committed one."""
+    """The slowest save of the newest earlier generation that committed one; of those that seemed
+    to hang, which have no full_s, only where no other is on record."""
     files: dict[int, list[Path]] = {}
     for path in place.events.glob("*.jsonl"):
         number = path.name.partition("-")[0]
         if number.isdecimal() and int(number) < generation:
             files.setdefault(int(number), []).append(path)
-    for earlier in sorted(files, reverse=True):
-        slowest = _slowest_save(files[earlier])
-        if slowest is not None:
-            return slowest
+    # A paced save takes longer than one that has to be done in time.
+    for said in ("full_s", "save_s"):
+        for earlier in sorted(files, reverse=True):
+            slowest = _slowest_save(files[earlier], said)
+            if slowest is not None:
+                return slowest
     return None
 
 
-def _slowest_save(paths: list[Path]) -> float | None:
+def _slowest_save(paths: list[Path], said: str) -> float | None:
     records = (record for path in paths for record in events.read(path))
-    # A paced save takes longer than one that has to be done in time.
     committed = (r for r in records if r["event"] == Event.COMMITTED.value)
-    seconds = [r.get("full_s", r.get("save_s")) for r in committed]
+    seconds = [r.get(said, r.get("save_s")) for r in committed]
     return max((float(s) for s in seconds if isinstance(s, (int, float))), default=None)

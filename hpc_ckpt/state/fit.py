@@ -160,7 +160,7 @@ def _load_memory(current: Any, saved: Any, path: str, faults: list[str]) -> None
     try:
         if isinstance(current, torch.Tensor):
             _copy_tensor(current, saved)
-        else:
+        elif np.can_cast(saved.dtype, current.dtype, "same_kind"):
             np.copyto(current, saved, casting="same_kind")
     except (RuntimeError, TypeError, ValueError) as error:
         faults.append(f"{path}: {error}")

@@ -52,7 +52,9 @@ class Registry:
         """Put a decoded state back in place; return the differences that were passed over.
 
         Strict: any difference raises RestoreMismatch, with all of them, before anything has
-        changed. An object whose own load_state_dict() fails can only be named afterwards.
+        changed. An object whose own load_state_dict() fails can only be named afterwards, and is
+        passed over in neither case: it may be loaded by half, and what the run saved with it would
+        outrank this checkpoint.
         """
         differences = self._differences(saved)
         if strict and differences:
@@ -61,9 +63,9 @@ class Registry:
         for name, value in self.tracked.items():
             if name in saved:
                 fit.load(value, saved[name], name, faults)
-        if strict and faults:
-            raise RestoreMismatch(path, faults)
-        return differences + faults
+        if faults:
+            raise RestoreMismatch(path, faults, passable=False)
+        return differences
 
     def targets(self, saved: Any) -> dict[str, torch.Tensor]:
         """Own tensors into which leaves of a state tree can be read, by leaf name."""

@@ -113,7 +113,7 @@ class DirectoryTier:
             self._made = True
 
     def pinned(self, key: CheckpointKey) -> bool:
-        return (self.path_of(key) / PIN_NAME).exists()
+        return fsio.exists(self.path_of(key) / PIN_NAME)
 
     def pin(self, key: CheckpointKey, *, pinned: bool = True) -> None:
         pin = self.path_of(key) / PIN_NAME
@@ -148,7 +148,7 @@ class DirectoryTier:
                 return True
             self._summaries.pop(key, None)
         fsio.reached("remove.renamed")
-        if (trash / PIN_NAME).exists():  # set since the first look
+        if fsio.exists(trash / PIN_NAME):  # set since the first look
             trash.rename(self.path_of(key))
             return False
         self._delete(trash)
@@ -203,7 +203,7 @@ class DirectoryTier:
 
     def _discard(self, was: Path, key: CheckpointKey) -> None:
         """What was set aside, now that a whole one has its name; a pin goes over to that."""
-        if (was / PIN_NAME).exists() and not self.pinned(key):
+        if fsio.exists(was / PIN_NAME) and not self.pinned(key):
             self.pin(key)
             fsio.reached("replace.pinned")
         self._delete(was)
@@ -234,9 +234,9 @@ class DirectoryTier:
         removed, and somebody had pinned it meanwhile."""
         hidden = _HIDDEN.fullmatch(name)
         key = None if hidden is None else CheckpointKey.parse(hidden[2])
-        if hidden is None or key is None or self.path_of(key).exists():
+        if hidden is None or key is None or fsio.exists(self.path_of(key)):
             return False
-        if hidden[1] == "trash" and not (self.path / name / PIN_NAME).exists():
+        if hidden[1] == "trash" and not fsio.exists(self.path / name / PIN_NAME):
             return False
         fsio.reached("recover.found")
         (self.path / name).rename(self.path_of(key))

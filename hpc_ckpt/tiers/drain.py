@@ -73,7 +73,7 @@ def _copy(
 
 def _present(target: Tier, manifest: Manifest, *, trusted: bool) -> Committed | None:
     path = target.path_of(manifest.key)
-    if not path.is_dir() or not (trusted or holds(target, manifest)):
+    if not fsio.is_directory(path) or not (trusted or holds(target, manifest)):
         return None
     # Whoever made it may have died between the rename and this.
     fsio.sync_directory(path.parent)
@@ -122,6 +122,6 @@ def _refusing(directory: Path) -> Iterator[None]:
     try:
         yield
     except Broken as broken:
-        if not directory.is_dir():
+        if not fsio.is_directory(directory):
             raise NoCheckpoint(directory) from None
         raise CorruptCheckpoint(directory, [broken.defect]) from None

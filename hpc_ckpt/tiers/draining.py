@@ -49,7 +49,7 @@ class Drainer:
         self,
         stack: Stack,
         *,
-        guard: Callable[[], None],
+        guard: Callable[[Tier], None],
         events: EventLog,
         arrived: Callable[[Tier, CheckpointKey], None] = lambda tier, key: None,
         after: Callable[[Tier, Committed], None] = lambda tier, committed: None,
@@ -395,7 +395,8 @@ class Drainer:
     def _drain(self, order: Order, target: Tier, turn: Turn) -> None:
         turn.begin()
         settled = self._settled[target.name]
-        committed = drain(order.source, target, order.key, self._guard, turn.took, settled)
+        guard = partial(self._guard, target)
+        committed = drain(order.source, target, order.key, guard, turn.took, settled)
         seconds = turn.seconds
         turn.arrived = True
         self._is_in(target, order.key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,15 @@ class Owner:
     tier: str
     rundir: RunDir
     chain: str
+    _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def refusal(self) -> str | None:
         """Asked before anything is read there: why this run directory may not use it.
 
         Makes no directory: where nothing was saved yet, whoever saves first claims it.
         """
-        if not self.place.is_dir():
+        self._own()
+        if not fsio.is_directory(self.place):
             return None
         fsio.sweep_temporaries(self.place)
         return self._claim()
@@ -49,7 +51,7 @@ class Owner:
 
     def _claim(self) -> str | None:
         own = self._own()
-        if not self._file.exists():
+        if not fsio.exists(self._file):
             _write_first(self._file, own)
         recorded = _read(self._file)
         if (own["root"], own["inode"]) == (recorded.get("root"), recorded.get("inode")):
@@ -64,9 +66,13 @@ class Owner:
         return self.place / OWNER_NAME
 
     def _own(self) -> dict[str, Any]:
-        root = self.rundir.root.resolve()
-        found = root.stat()
-        return {"root": str(root), "device": found.st_dev, "inode": found.st_ino}
+        """Looked at once, when the link begins: a run directory that does not answer later keeps
+        nobody from saving here."""
+        if not self._known:
+            root = self.rundir.root.resolve()
+            found = root.stat()
+            self._known.update(root=str(root), device=found.st_dev, inode=found.st_ino)
+        return self._known
 
     def _is_here(self, recorded: dict[str, Any], own: dict[str, Any]) -> bool:
         """The same path, or the same directory under another. The number of a device may be

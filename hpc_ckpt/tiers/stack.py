@@ -110,6 +110,11 @@ class Stack:
         hangs; for the home's answer everybody waits: nothing can go on without it."""
         return question() if tier is self.home else self._asker.ask(tier.name, question)
 
+    def ask_home(self, question: Callable[[], Answer], patience_s: float) -> Answer:
+        """A question to the run directory by who can go on without the answer. TimeoutError if
+        that does not come; until it does, the home counts as hanging."""
+        return self._asker.ask(self.home.name, question, patience_s=patience_s)
+
     def reader(self, tier: Tier, key: CheckpointKey) -> Reader:
         """What reads one checkpoint. TimeoutError, now or while it reads, if the tier hangs.
 

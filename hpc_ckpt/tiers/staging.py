@@ -224,7 +224,7 @@ class DirectoryStaging:
         path = self._tier.path_of(self._key)
         room: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         self._write_manifest(data)
-        if path.is_dir():
+        if fsio.is_directory(path):
             if holds(self._tier, manifest):
                 guard()
                 fsio.sync_directory(self._tier.path)

@@ -9,6 +9,7 @@ counts, is directory.py's.
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import os
 import threading
@@ -23,7 +24,16 @@ from ..parallel import Row
 THREADS = 2
 """At full speed: one hashes while the other's write is under way."""
 
-_SYNC_FILE_RANGE_WRITE = 2
+BEHIND = 4
+"""So many chunks the page cache may be ahead of the disk: the fsync at the end is short, and
+what is written moves as fast as the disk does."""
+
+_START = 2
+"""SYNC_FILE_RANGE_WRITE."""
+_FINISH = 1 | 2 | 4
+"""And wait, before and after."""
+_LEFT_TO_FSYNC = (errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.ENOTSUP, errno.EINTR)
+"""Not to be had here, or interrupted: it says nothing of the bytes."""
 
 
 class Pace:
@@ -137,7 +147,10 @@ class _ImageWrite:
             else:
                 return
         fsio.write_at(self._descriptor, view, start)
-        _start_writeback(self._descriptor, start, len(view))
+        _write_back(self._descriptor, start, len(view), _START)
+        behind = start - BEHIND * self._chunk
+        if behind >= 0:
+            _write_back(self._descriptor, behind, self._chunk, _FINISH)
 
 
 def write_chunk(descriptor: int, chunk: memoryview, offset: int, *, direct: bool) -> bool:
@@ -171,15 +184,19 @@ def _whole_pages(image: memoryview) -> memoryview | None:
     return base[start:end]
 
 
-def _start_writeback(descriptor: int, start: int, length: int) -> None:
-    """Buffered: let the disk begin now, so that the fsync at the end finds little to do."""
-    if _sync_file_range is not None:
-        _sync_file_range(
-            descriptor,
-            ctypes.c_int64(start),
-            ctypes.c_int64(length),
-            _SYNC_FILE_RANGE_WRITE,
-        )
+def _write_back(descriptor: int, start: int, length: int, how: int) -> None:
+    """Buffered: let the disk begin now, or wait until it has these bytes.
+
+    What it could not write is raised: the kernel tells of that once, and the fsync at the end
+    would succeed.
+    """
+    if _sync_file_range is None:
+        return
+    begin, size = ctypes.c_int64(start), ctypes.c_int64(length)
+    if _sync_file_range(descriptor, begin, size, how) == -1:
+        number = ctypes.get_errno()
+        if number not in _LEFT_TO_FSYNC:
+            raise OSError(number, os.strerror(number))
 
 
-_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+_sync_file_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)

@@ -1,4 +1,4 @@
-"""The manifest and state of a checkpoint, read as docs/format.md says; asserts every digest."""
+"""A checkpoint, read as docs/format.md says; numpy, and xxhash to assert every digest."""
 
 import json
 from base64 import b64decode

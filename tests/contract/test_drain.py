@@ -583,10 +583,10 @@ class Bench:
         self.stack = Stack(list(self.tiers.values()), wishes=wishes)
         self.events = EventLog(place / "events.jsonl")
         self.after: list[tuple[str, int]] = []
-        self.guard: Callable[[], None] = free
+        self.guard: Callable[[Tier], None] = lambda tier: None
         self.drainer = Drainer(
             self.stack,
-            guard=lambda: self.guard(),  # noqa: PLW0108 - a test may replace it
+            guard=lambda tier: self.guard(tier),  # noqa: PLW0108 - a test may replace it
             events=self.events,
             after=lambda tier, committed: self.after.append((tier.name, committed.key.step)),
             lacking=lambda source, home: lacking(source, home, keep or Keep(last=1)),
@@ -652,6 +652,14 @@ def test_a_commit_is_drained_to_every_tier_below(bench: Callable[..., Bench]) ->
     assert all(r["seconds"] >= 0 for r in drained)
     known = [one.stack.expected_s(tier, size) is not None for tier in one.stack.tiers]
     assert ([False, True, True], 0) == (known, one.drainer.lag)
+
+
+def test_each_tier_is_asked_for_by_its_own_name(bench: Callable[..., Bench]) -> None:
+    """A run directory that does not answer keeps a copy from no other tier."""
+    one, asked = bench("local", "shared", "root"), list[str]()
+    one.guard = lambda tier: asked.append(tier.name)
+    one.save(5)
+    assert ["root", "shared"] == asked
 
 
 def test_a_drain_that_is_held_goes_on_afterwards(bench: Callable[..., Bench]) -> None:
@@ -1148,12 +1156,12 @@ def test_a_fenced_drainer_stops(bench: Callable[..., Bench]) -> None:
     """What an overtaken generation has left is the next one's to drain."""
     one = bench("local", "root")
 
-    def fenced() -> None:
+    def fenced(tier: Tier) -> None:
         raise Fenced(1, 2)
 
     one.guard = fenced
     one.save(1)
-    one.guard = free
+    one.guard = lambda tier: None
     one.save(2)
     assert ([], 0) == (one.steps("root"), one.drainer.lag)
     assert one.drainer.fenced is not None

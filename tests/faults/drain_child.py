@@ -98,7 +98,8 @@ def main(root: Path) -> None:
 
     target.recover()
     events = EventLog(root / "events.jsonl")
-    drainer = Drainer(Stack([source, target]), guard=pass_guard, events=events, after=tidy)
+    stack = Stack([source, target])
+    drainer = Drainer(stack, guard=lambda tier: None, events=events, after=tidy)
     drainer.order(key(5), source)
     drained = drainer.close(60)
     print("\n".join(seen) if drained else "not drained")

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_ckpt import Checkpointer, LinkEnded, events, fsio
+from hpc_ckpt import Checkpointer, LinkEnded, events, fsio, lease
 from hpc_ckpt.engine import pacing, underway
 from hpc_ckpt.engine.orders import Order
 from hpc_ckpt.engine.snapshot import SLOTS, Camera
@@ -30,6 +30,7 @@ from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.format.defects import Defect, DefectKind
 from hpc_ckpt.rundir import Done, Outcome, Result, RunDir
 from hpc_ckpt.runtime.session import known_save_s
+from hpc_ckpt.state.data import DataState
 from hpc_ckpt.testing import FaultyTier
 from hpc_ckpt.tiers.staging import DirectoryStaging
 
@@ -199,6 +200,50 @@ def test_completion_needs_its_checkpoint(rundir: RunDir, tier: FaultyTier) -> No
         ckpt.step()
         tier.fail_at("commit", FULL)
     assert (None, None) == (rundir.done(), rundir.outcome(1))
+
+
+def test_work_that_is_complete_stays_so_whatever_storage_does_then(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old manifest that could not be looked at after DONE was written made the program fail,
+    and kept its lease and its last events from being given away."""
+    real_stat, real_done = os.stat, RunDir.write_done
+
+    def stat(path: Any, *arguments: Any, **more: Any) -> os.stat_result:
+        if str(path).endswith("step-000000001-g00000001/MANIFEST.json"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real_stat(path, *arguments, **more)
+
+    def write_done(self: RunDir, done: Done) -> None:
+        real_done(self, done)
+        monkeypatch.setattr(os, "stat", stat)
+
+    monkeypatch.setattr(RunDir, "write_done", write_done)
+    with Checkpointer(rundir.root, keep=5) as ckpt:
+        ckpt.step()
+        ckpt.save(wait=True)
+        ckpt.step()
+    with pytest.raises(OSError, match="Input/output error"):
+        rundir.done()
+    monkeypatch.undo()
+    (ended,) = recorded(rundir, Event.ENDED)
+    assert (True, Done(1, 2), True) == (ended["complete"], rundir.done(), lease.released(rundir, 1))
+
+
+def test_the_lease_is_given_back_whatever_goes_wrong_before(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: DataState) -> None:
+        raise RuntimeError("a data worker is gone")
+
+    monkeypatch.setattr(DataState, "close", broken)
+    with pytest.raises(RuntimeError, match="data worker"), Checkpointer(rundir.root) as ckpt:
+        ckpt.step()
+    assert lease.released(rundir, 1)
+    monkeypatch.undo()
+    with Checkpointer(rundir.root) as ckpt:
+        assert 1 == ckpt.global_step
+    assert [True] == [record["complete"] for record in recorded(rundir, Event.ENDED)]
 
 
 # ── restore ───────────────────────────────────────────────────────────────────────────────
@@ -506,6 +551,27 @@ def test_how_long_a_save_hung_is_not_how_long_saves_take(
     known = known_save_s(rundir, 2)
     assert known is not None
     assert known < hung_s
+
+
+def test_where_no_other_was_timed_a_save_that_hung_tells_how_long_they_take(
+    rundir: RunDir, first_hangs: threading.Event
+) -> None:
+    """A disk that slow would take the last save for one of no time, in this link and the next."""
+    with pytest.raises(KeyboardInterrupt), Checkpointer(rundir.root, policy="every hour") as ckpt:
+        ckpt.step()
+        hung = ckpt.save()
+        time.sleep(0.5)
+        with pytest.warns(RuntimeWarning, match="hangs in tier"):
+            ckpt.step()
+        engine = ckpt._entered().engine
+        assert engine.save_s() is None
+        first_hangs.set()
+        hung.wait(30)
+        assert (engine.save_s() or 0) >= 0.5
+        raise KeyboardInterrupt
+    (committed,) = recorded(rundir, Event.COMMITTED)
+    assert (None, committed["save_s"]) == (committed["full_s"], known_save_s(rundir, 2))
+    assert committed["save_s"] >= 0.5
 
 
 def test_a_hung_save_whose_step_was_saved_again_is_no_failure(

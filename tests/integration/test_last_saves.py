@@ -19,7 +19,7 @@ import torch
 from test_tiers import recorded, run, settle, steps_of, tier_of
 
 from hpc_ckpt import Checkpointer, LinkEnded, checkpointer, events
-from hpc_ckpt.engine import underway
+from hpc_ckpt.engine import published, underway
 from hpc_ckpt.engine.engine import Engine
 from hpc_ckpt.errors import NoCheckpoint
 from hpc_ckpt.events import Event
@@ -344,6 +344,70 @@ def test_a_notice_of_an_unknown_end_is_heard_while_the_work_is_being_completed(
         hanging_home()
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert [1] == steps_of(tier_of(rundir, fast))
+
+
+# ── a run directory that is away as a whole ───────────────────────────────────────────────
+@pytest.fixture(params=["EIO", "hangs"])
+def no_home(
+    request: pytest.FixtureRequest, rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], None]]:
+    """From now on: it takes no save, gives no lease, and cannot be looked at."""
+    over, listdir, stat = threading.Event(), os.listdir, os.stat
+
+    def answer() -> None:
+        if request.param == "hangs":
+            over.wait(60)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def list_lease(path: Any = ".") -> Any:
+        return answer() if str(path) == str(rundir.lease) else listdir(path)
+
+    def stat_root(path: Any, *arguments: Any, **more: Any) -> Any:
+        return answer() if str(path) == str(rundir.root) else stat(path, *arguments, **more)
+
+    def leave() -> None:
+        before_each_save(rundir, monkeypatch, answer)
+        monkeypatch.setattr(os, "listdir", list_lease)
+        monkeypatch.setattr(os, "stat", stat_root)
+
+    monkeypatch.setattr(published, "LEASE_S", 0.3)
+    monkeypatch.setattr(underway, "STUCK_S", 1.0)
+    monkeypatch.setattr(checkpointer, "PATIENCE_S", 1.0)  # for the drain to the same place
+    monkeypatch.setattr(draining, "INSIST_S", 0.1)
+    yield leave
+    over.set()
+
+
+@pytest.mark.usefixtures("to_the_first")
+def test_a_run_directory_that_is_away_fails_no_save_into_another_tier(
+    rundir: RunDir, fast: Path, no_home: Callable[[], None]
+) -> None:
+    """Its lease is asked at each commit; the final save lay in the tier, whole, and was thrown
+    away. The tier is not called the one that fails."""
+    began = time.monotonic()
+    outcome = ended(rundir, {"tiers": [fast], "policy": "every hour"}, lambda ckpt: no_home())
+    (committed,) = recorded(rundir, Event.COMMITTED)
+    assert (str(fast), Result.SAVED) == (committed["tier"], outcome.outcome)
+    assert [outcome.step] == steps_of(tier_of(rundir, fast))
+    assert ["root"] == [record["tier"] for record in recorded(rundir, Event.TIER_FAILED)]
+    assert time.monotonic() - began < 20
+
+
+def test_work_is_kept_elsewhere_when_the_run_directory_is_away(
+    rundir: RunDir, fast: Path, no_home: Callable[[], None]
+) -> None:
+    """The completing save finds no home; the next link completes it."""
+    with (
+        pytest.raises(LinkEnded, match="the work is done, but"),
+        Checkpointer(rundir.root, tiers=[fast], policy="every hour") as ckpt,
+    ):
+        ckpt.step()
+        no_home()
+    outcome = rundir.outcome(1)
+    assert outcome is not None
+    assert (Result.SAVED, 1) == (outcome.outcome, outcome.step)
+    assert [1] == steps_of(tier_of(rundir, fast))
+    assert {"root"} == {record["tier"] for record in recorded(rundir, Event.TIER_FAILED)}
 
 
 @pytest.fixture

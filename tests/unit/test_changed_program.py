@@ -141,6 +141,29 @@ def test_a_new_head_takes_the_optimizer_along(tmp_path: Path) -> None:
         trained(model, optimizer)
 
 
+class OutOfMemory(torch.optim.SGD):
+    """Its device has no room for the state."""
+
+    def load_state_dict(self, state_dict: object) -> None:
+        raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_optimizer_that_fails_to_load_ends_the_run(tmp_path: Path, strict: bool) -> None:
+    """Trained on with a fresh one, its checkpoints would outrank the good one. Only keys that are
+    missing or too many may pass."""
+    model = nn.Linear(4, 2)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with Checkpointer(tmp_path, m=model, o=optimizer) as ckpt:
+        trained(model, optimizer)
+        ckpt.step()
+    before = sorted((tmp_path / "checkpoints").iterdir())
+    full = OutOfMemory(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(RestoreMismatch, match="raised RuntimeError: out of memory"):
+        Checkpointer(tmp_path, m=model, o=full, strict_restore=strict).__enter__()
+    assert before == sorted((tmp_path / "checkpoints").iterdir())
+
+
 def test_another_optimizer_is_a_difference(tmp_path: Path) -> None:
     """It would fail at its first step, in words that help nobody."""
     model = nn.Linear(4, 2)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,6 +177,59 @@ def test_delete_tree_removes_links_and_not_what_they_point_to(tmp_path: Path) ->
     fsio.delete_tree(doomed)
     assert fsio.names_in(tmp_path) == ["precious"]
     assert (tmp_path / "precious" / "file").read_bytes() == b"x"
+
+
+LOOKS = {"file": fsio.is_file, "directory": fsio.is_directory, "anything": fsio.exists}
+
+
+@pytest.mark.parametrize("kind", LOOKS)
+def test_what_is_looked_for_is_there_or_not(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for name in ("gone", "file/below a file", "nowhere"):
+        assert not LOOKS[kind](tmp_path / name)
+    seen = [name for name in ("file", "directory") if LOOKS[kind](tmp_path / name)]
+    assert (["file", "directory"] if kind == "anything" else [kind]) == seen
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.ENOTCONN])
+@pytest.mark.parametrize("kind", LOOKS)
+def test_what_storage_does_not_show_now_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, number: int
+) -> None:
+    """Path.is_dir() and its like of Python 3.14 say that it is."""
+
+    def stat(path: object, **_: object) -> os.stat_result:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            LOOKS[kind](tmp_path)
+
+
+def test_a_link_that_cannot_be_looked_at_is_not_followed_to_be_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path.is_symlink() of Python 3.14 says that it is none."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").touch()
+    (tmp_path / "doomed").mkdir()
+    (tmp_path / "doomed" / "link").symlink_to(tmp_path / "precious")
+    real = os.stat
+
+    def stat(path: Any, *arguments: Any, **more: Any) -> os.stat_result:
+        if str(path).endswith("link") and more.get("follow_symlinks") is False:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(path, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        patch.setattr(Path, "is_symlink", lambda _: False)
+        with pytest.raises(OSError, match="Stale"):
+            fsio.delete_tree(tmp_path / "doomed")
+    assert ["file"] == fsio.names_in(tmp_path / "precious")
 
 
 def test_names_in_a_missing_directory_are_none(tmp_path: Path) -> None:

@@ -212,3 +212,26 @@ def test_a_place_of_another_is_refused_when_the_stack_is_opened(
     open_stack(wishes, rundir=rundir, chain=chain)
     with pytest.raises(RootError, match="move it away"):
         open_stack(wishes, rundir=copied(rundir), chain=chain)
+
+
+@pytest.mark.parametrize("saved_before", [True, False])
+def test_a_run_directory_that_stops_answering_keeps_nobody_from_saving_here(
+    rundir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved_before: bool
+) -> None:
+    """Whose place it is was known when the link began."""
+    place = tmp_path / "tier" / "chain"
+    if saved_before:
+        place.mkdir(parents=True)
+    one, real = owner(place, rundir), os.stat
+    assert None is one.refusal()
+    place.mkdir(parents=True, exist_ok=True)
+
+    def stat(path: Any, *arguments: Any, **more: Any) -> os.stat_result:
+        if str(path) == str(rundir.root):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    one.claim()
+    monkeypatch.undo()
+    assert str(rundir.root) == recorded(place)

@@ -1,18 +1,27 @@
-"""A save that hung may not take the place of what was saved meanwhile."""
+"""Who may publish; a save that hung may not take the place of what was saved meanwhile."""
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpc_ckpt.engine.published import Published
+from hpc_ckpt.engine import published as room
+from hpc_ckpt.engine.published import Guard, Published
 from hpc_ckpt.errors import BrokenOff, Fenced
+from hpc_ckpt.events import Event, EventLog, read
 from hpc_ckpt.format.manifest import Manifest, ShardRecord, digest
 from hpc_ckpt.rundir import CheckpointKey
+from hpc_ckpt.tiers.base import Tier
+from hpc_ckpt.tiers.directory import DirectoryTier
+from hpc_ckpt.tiers.stack import Stack
 
 
 def manifest(step: int) -> Manifest:
@@ -25,12 +34,12 @@ def manifest(step: int) -> Manifest:
 
 
 def order(*, given_up: bool) -> Any:
-    return SimpleNamespace(given_up=given_up)
+    return SimpleNamespace(given_up=given_up, tier=DirectoryTier("nowhere", name="fast"))
 
 
 def test_one_that_was_given_up_does_not_outrank_a_later_save_of_its_step() -> None:
     """It would become a revision of it, or the same name with another state in another tier."""
-    published, key = Published(lambda: None), CheckpointKey(1, 4)
+    published, key = Published(lambda tier: None), CheckpointKey(1, 4)
     published.check(order(given_up=True), key)
     published.add(manifest(4), 0)
     with pytest.raises(BrokenOff, match="saved again"):
@@ -40,11 +49,16 @@ def test_one_that_was_given_up_does_not_outrank_a_later_save_of_its_step() -> No
 
 
 def test_the_lease_is_looked_at() -> None:
-    def fenced() -> None:
+    """For the tier that the save goes to."""
+    asked: list[str] = []
+
+    def fenced(tier: Tier) -> None:
+        asked.append(tier.name)
         raise Fenced(1, 2)
 
     with pytest.raises(Fenced):
         Published(fenced).check(order(given_up=False), CheckpointKey(1, 4))
+    assert ["fast"] == asked
 
 
 class Slow:
@@ -64,7 +78,7 @@ class Slow:
 
 def test_two_threads_that_publish_never_go_back() -> None:
     """The drain brings an older one home while a newer one is committed."""
-    published = Published(lambda: None)
+    published = Published(lambda tier: None)
     published.stands(CheckpointKey(1, 1), lasts=True)
     newer = CheckpointKey(1, 3)
     other = threading.Thread(target=published.stands, args=(newer,), kwargs={"lasts": True})
@@ -72,3 +86,107 @@ def test_two_threads_that_publish_never_go_back() -> None:
     published.stands(older, lasts=False)
     other.join(60)
     assert (newer, newer) == (published.newest, published.lasting)
+
+
+# ── a run directory that does not answer ──────────────────────────────────────────────────
+class Home:
+    """A stack whose lease answers as it is told to."""
+
+    def __init__(self, place: Path) -> None:
+        self.answer: Callable[[], None] = lambda: None
+        self.stack = Stack(
+            [DirectoryTier(place / "fast", name="fast"), DirectoryTier(place / "run", name="root")]
+        )
+        self.fast, self.root = self.stack.tiers
+        self._events = EventLog(place / "events.jsonl")
+        self.guard = Guard(self._lease, self.stack, self._events)
+
+    def _lease(self) -> None:
+        self.answer()
+
+    def told(self) -> list[str]:
+        self._events.flush()
+        records = read(self._events.path)
+        return [r["tier"] for r in records if r["event"] == Event.TIER_FAILED.value]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def away() -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.fixture(params=["EIO", "hangs"])
+def silence(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], None]]:
+    over = threading.Event()
+
+    def hang() -> None:
+        over.wait(60)
+
+    monkeypatch.setattr(room, "LEASE_S", 0.05)
+    yield away if request.param == "EIO" else hang
+    over.set()
+
+
+def test_a_run_directory_that_does_not_answer_keeps_nobody_from_another_tier(
+    home: Home, silence: Callable[[], None]
+) -> None:
+    """It is said once; readers never choose what an overtaken generation commits late."""
+    home.answer = silence
+    for _ in range(3):
+        home.guard.for_commit(home.fast)
+    assert ["root"] == home.told()
+
+
+def test_nothing_is_removed_while_nobody_can_tell_who_holds_it(
+    home: Home, silence: Callable[[], None]
+) -> None:
+    home.answer = silence
+    with pytest.raises(OSError, match=r"Input/output error|does not answer"):
+        home.guard.for_removal(home.fast)
+
+
+def test_a_commit_in_the_run_directory_needs_its_answer(home: Home) -> None:
+    home.answer = away
+    with pytest.raises(OSError, match="Input/output error"):
+        home.guard.for_commit(home.root)
+    assert [] == home.told()
+
+
+def test_a_run_directory_that_answers_again_is_believed(home: Home) -> None:
+    """And the next time that it does not is told of again."""
+
+    def fenced() -> None:
+        raise Fenced(1, 2)
+
+    for answer in (away, lambda: None, away):
+        home.answer = answer
+        home.guard.for_commit(home.fast)
+    assert ["root", "root"] == home.told()
+    home.answer = fenced
+    for tier in (home.fast, home.root):
+        with pytest.raises(Fenced):
+            home.guard.for_commit(tier)
+
+
+def test_one_that_hangs_is_asked_once_and_known_to_hang(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each save after the first would wait again; and the next goes elsewhere."""
+    over, asked = threading.Event(), []
+
+    def hang() -> None:
+        asked.append(1)
+        over.wait(60)
+
+    monkeypatch.setattr(room, "LEASE_S", 0.05)
+    home.answer = hang
+    for _ in range(3):
+        home.guard.for_commit(home.fast)
+    assert (1, True) == (len(asked), home.stack.hangs(home.root))
+    over.set()

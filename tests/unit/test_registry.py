@@ -380,13 +380,22 @@ def test_a_part_that_loads_itself_is_not_judged_beforehand() -> None:
 
 
 def test_an_object_that_refuses_its_state_is_named() -> None:
-    """Its own error, under its key, and the others are restored."""
+    """Its own error, under its key, and the others are restored. Whoever asks for what fits does
+    not ask for an object that is loaded by half."""
     registry = Registry({"bad": Meter(), "good": Meter()})
     state = {"bad": {"wrong": 1}, "good": {"total": 4}}
-    with pytest.raises(RestoreMismatch, match=r"bad: load_state_dict\(\) raised KeyError: 'total'"):
-        registry.restore(state, strict=True)
-    assert 1 == len(registry.restore(state, strict=False))
+    for strict in (True, False):
+        with pytest.raises(RestoreMismatch, match=r"bad: load_state_dict\(\) raised KeyError: 'to"):
+            registry.restore(state, strict=strict)
     assert 4 == registry.tracked["good"].total  # type: ignore[attr-defined]  # a Meter
+
+
+def test_an_array_that_cannot_be_cast_is_passed_over_and_said() -> None:
+    """A difference like that of a tensor; without strictness it stays as it is."""
+    array = np.zeros(2, dtype=np.int64)
+    (said,) = Registry({"a": array}).restore({"a": np.ones(2)}, strict=False)
+    assert "a: dtype float64 in the checkpoint, int64 here" == said
+    assert [0, 0] == array.tolist()
 
 
 # ── optimizers and schedulers ─────────────────────────────────────────────────────────────

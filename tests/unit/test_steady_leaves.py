@@ -63,6 +63,23 @@ def test_one_that_refers_passes_on_who_holds() -> None:
     assert record == steady.held(layout, image, CHUNK)
 
 
+@pytest.mark.parametrize("found", ["before it is committed", "before it is looked for"])
+def test_a_damaged_holder_does_not_come_back_with_a_save_under_way(found: str) -> None:
+    """The drain finds the damage while a save that refers to it is on its way to its commit."""
+    layout, image = shard(leaf("w"))
+    record = replace(record_of(layout, image), holder=HOLDER)
+    steady = Steady({"w"}, [record])
+    if found == "before it is committed":
+        assert record == steady.held(layout, image, CHUNK)
+    steady.forget(HOLDER)
+    steady.committed(record, "step-000000009-g00000001")
+    assert steady.held(layout, image, CHUNK) is None
+    assert {"w"} == steady.expected
+    again = "step-000000010-g00000001"
+    steady.committed(replace(record, holder=None), again)
+    assert replace(record, holder=again) == steady.held(layout, image, CHUNK)
+
+
 def test_what_an_earlier_process_knew_is_known() -> None:
     """Given at the start, from the checkpoint that was restored."""
     layout, image = shard(leaf("w"))

@@ -135,3 +135,19 @@ def test_theft_can_be_told_before_a_save_has_ended() -> None:
     times = SaveTimes(known_save_s=7.0)
     times.add_stolen(2.0)
     assert (2.0, 7.0) == (times.stall_s, pytest.approx(times.save_s))
+
+
+def test_a_save_that_seemed_to_hang_tells_more_than_none() -> None:
+    """Until one is timed: the last save would begin too late for the disk it goes to."""
+    times = SaveTimes()
+    times.guess(90.0)
+    assert 90.0 == times.save_s
+    times.add(stall_s=0.0, save_s=3.0)
+    times.guess(600.0)
+    assert 3.0 == times.save_s
+
+
+def test_what_an_earlier_link_has_timed_is_better_than_that() -> None:
+    times = SaveTimes(known_save_s=7.0)
+    times.guess(600.0)
+    assert 7.0 == pytest.approx(times.save_s)

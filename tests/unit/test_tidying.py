@@ -20,7 +20,7 @@ from hpc_ckpt.lease import Lease
 from hpc_ckpt.rundir import CheckpointKey, RunDir
 from hpc_ckpt.settings import Best, Keep
 from hpc_ckpt.testing import PlainLeaf, image_of, make_checkpoint, plain_manifest
-from hpc_ckpt.tiers.base import Committed
+from hpc_ckpt.tiers.base import Committed, Tier
 from hpc_ckpt.tiers.directory import DirectoryTier
 
 
@@ -46,6 +46,26 @@ def test_what_was_set_aside_goes_before_anything_else(tmp_path: Path) -> None:
     committed = make_checkpoint(tier, new, [PlainLeaf("w", b"87654321")])
     tidier(rundir, Keep(last=1)).tidy(tier, committed)
     assert [new.directory_name] == fsio.names_in(tier.path)
+
+
+def test_nothing_goes_while_the_run_directory_does_not_say_who_holds_it(tmp_path: Path) -> None:
+    """Neither old checkpoints nor leftovers: they may be a newer generation's to keep."""
+    rundir = RunDir(tmp_path)
+    rundir.create()
+    tier = DirectoryTier(tmp_path / "fast", name="fast")
+    for step in (1, 2):
+        committed = make_checkpoint(tier, CheckpointKey(1, step), [PlainLeaf("w", b"12345678")])
+    before = fsio.names_in(tier.path)
+
+    def silent(asked: Tier) -> None:
+        raise TimeoutError(f"it does not answer, for {asked.name}")
+
+    log = EventLog(rundir.events_file(1, "node"))
+    one = Tidier(Keep(last=1), Lease(rundir, 1), log, on_fenced=fail, guard=silent)
+    one.tidy(tier, committed)
+    assert before == fsio.names_in(tier.path)
+    (said,) = [r for r in read(log.path) if r["event"] == Event.RETENTION_FAILED.value]
+    assert "for fast" in said["error"]
 
 
 # ── damage ────────────────────────────────────────────────────────────────────────────────

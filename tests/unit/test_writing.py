@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -288,6 +289,82 @@ def test_the_disk_begins_before_the_end_of_a_buffered_write(
         asked.clear()
         written(tmp_path / "direct", in_pages(CHUNK))
         assert [] == asked
+
+
+def test_the_page_cache_is_never_far_ahead_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fsync at the end would take minutes, in which nothing moves: a save that gets on would
+    be taken for one that hangs."""
+    asked: list[tuple[int, int, int]] = []
+
+    def note(descriptor: int, start: Any, length: Any, how: int) -> int:
+        asked.append((start.value, length.value, how))
+        return 0
+
+    monkeypatch.setattr(writing, "_sync_file_range", note)
+    image = beside_a_page(7 * CHUNK)
+    assert expected(image) == written(tmp_path / "x", image, Pace(1e18))
+    began = [start for start, _, how in asked if how == writing._START]
+    ended = [(start, length) for start, length, how in asked if how == writing._FINISH]
+    assert [number * CHUNK for number in range(7)] == began
+    assert [(number * CHUNK, CHUNK) for number in range(7 - writing.BEHIND)] == ended
+    assert asked.index((0, CHUNK, writing._FINISH)) > asked.index(
+        (writing.BEHIND * CHUNK, CHUNK, writing._START)
+    )
+
+
+def test_each_chunk_that_the_disk_has_shows_that_the_save_gets_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the disk is, and however much it has still to write."""
+    clock, moved = FakeClock(), list[float]()
+    pace = Pace(clock=clock)
+
+    def slow(descriptor: int, start: Any, length: Any, how: int) -> int:
+        if how == writing._FINISH:
+            moved.append(clock.now - pace.moved_s)
+            clock.advance(50.0)
+        return 0
+
+    monkeypatch.setattr(writing, "_sync_file_range", slow)
+    monkeypatch.setattr(writing, "THREADS", 1)
+    written(tmp_path / "x", beside_a_page(9 * CHUNK), pace)
+    assert [0.0] * (9 - writing.BEHIND) == moved
+    assert 250.0 == clock.now
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_what_the_disk_could_not_write_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Who waits for the disk is told, and nobody after that: the fsync at the end succeeds."""
+    image = beside_a_page(6 * CHUNK)
+    monkeypatch.setattr(writing, "_sync_file_range", refusing(number))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        written(tmp_path / "x", image)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EINVAL, errno.EINTR])
+def test_a_kernel_that_does_not_wait_says_nothing_of_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The fsync at the end does."""
+    image = beside_a_page(6 * CHUNK)
+    monkeypatch.setattr(writing, "_sync_file_range", refusing(number))
+    assert expected(image) == written(tmp_path / "x", image)
+
+
+def refusing(number: int) -> Callable[..., int]:
+    """sync_file_range(2) that fails where it would wait."""
+
+    def fail(descriptor: int, start: Any, length: Any, how: int) -> int:
+        if how != writing._FINISH:
+            return 0
+        ctypes.set_errno(number)
+        return -1
+
+    return fail
 
 
 def test_a_system_without_sync_file_range_can_do_without(
