@@ -50,6 +50,7 @@ def rehearse(
     from ..chain.layers import load
     from ..levels.base import Work
     from ..levels.choose import levels_of
+    from ..levels.orphans import Orphans
     from ..levels.rehearse import best
     from ..levels.rehearse import rehearse as try_levels
 
@@ -70,7 +71,10 @@ def rehearse(
     mtbf = loaded.profile.failures.mtbf
     mtbf_s = DEFAULT_MTBF_S if mtbf is None else parse_duration(mtbf)
     found: list[Rehearsal] = []
-    for one in try_levels(work, levels_of(real), run_s=parse_duration(run), in_place=in_place):
+    tried = try_levels(
+        work, levels_of(real), run_s=parse_duration(run), in_place=in_place, orphans=Orphans()
+    )
+    for one in tried:
         found.append(one)
         if not as_json:
             _tell(one)

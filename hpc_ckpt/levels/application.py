@@ -79,10 +79,11 @@ class Application:
                 f"no word of the command is one of {names}; a recipe of your own with "
                 f"'like: {recipe.name}' may name another program under 'recognise'"
             )
-        why = recipe.why_not_one(call, work) or recipe.why_refused(call, work)
+        values = Values(recipe, call, work)
+        outputs = [values.path(text) for text in recipe.resume.keep]
+        why = recipe.why_not_one(call, work) or recipe.why_refused(call, work, outputs)
         if why is not None:
             return why
-        values = Values(recipe, call, work)
         return why_not_known(recipe, values) or recipe.why_not_again(call, work)
 
     # ── beginning ─────────────────────────────────────────────────────────────────────────

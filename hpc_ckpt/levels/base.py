@@ -99,6 +99,10 @@ class NotNow(NothingNew):
     no time. Says nothing against the level."""
 
 
+class StillSaving(NotNow):
+    """A save outlasted its time and cannot be stopped: what it writes into must stay for now."""
+
+
 class NoRoom(NotNow):
     """The storage is full, over quota, or does not take anything now."""
 

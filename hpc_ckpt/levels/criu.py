@@ -27,7 +27,7 @@ from typing import Any
 
 from .. import fsio
 from ..errors import SpecError
-from . import keeper, openfiles, rollback
+from . import keeper, namespaces, openfiles, rollback
 from .base import (
     Kind,
     Moment,
@@ -50,6 +50,7 @@ from .criu_tool import (
     reason_in,
     refused_by_storage,
 )
+from .footprint import living
 from .namespaces import LAST_PID
 from .program import Program, memory_of, tree_of
 from .sockets import Tcp, tcp_of
@@ -67,6 +68,8 @@ MEASURE_EVERY_S = 5.0
 START_S = 30.0
 END_S = 5.0
 ENDING_S = 0.5
+BESIDE_S = 5.0
+"""A process that has lost its parent may be about to end."""
 _TAKEN_AWAY = "criu-taken-away"
 _SCRIPT = """#!/bin/sh
 case "$CRTOOLS_SCRIPT_ACTION" in
@@ -229,6 +232,7 @@ class Criu:
         root = self._wait_ready(program, min(moment.until, time.monotonic() + START_S))
         if root is None or program.poll() is not None:
             raise NothingNew("the program has ended")
+        self._wait_for_those_beside(program, root, moment.until)
         self._measured_s = program.processor_s()
         self._began = time.monotonic()
         tree = program.tree()
@@ -247,6 +251,19 @@ class Criu:
             self._asked = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
             )
+
+    def _wait_for_those_beside(self, program: Program, root: int, until: float) -> None:
+        """Raises SaveFailed: CRIU saves a process and its descendants. One whose parent has ended
+        is a keeper's child: it would be missing after a restart, without a word."""
+        until = min(until, time.monotonic() + BESIDE_S)
+        while beside := _beside(self._kept(program), root):
+            if time.monotonic() >= until:
+                named = ", ".join(f"{name} ({pid})" for pid, name in sorted(beside.items()))
+                raise SaveFailed(
+                    f"left by its parent, and out of CRIU's reach: {named}; have the program "
+                    "wait for what it starts"
+                )
+            time.sleep(LOOK_EVERY_S)
 
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
         asked, self._asked = self._asked, None
@@ -282,10 +299,14 @@ class Criu:
 
     def _end(self, program: Program) -> None:
         """By way of the keeper, which hears of every end: the ids are then free again."""
-        for pid in program.tree()[2 if self._namespace else 1 :]:
+        for pid in self._kept(program):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         program.wait(time.monotonic() + END_S)
+
+    def _kept(self, program: Program) -> list[int]:
+        """Its tree without the keepers."""
+        return program.tree()[2 if self._namespace else 1 :]
 
     # ── the rest ──────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
@@ -351,6 +372,14 @@ def _inner(tree: list[int]) -> int:
     if len(tree) < 3:
         raise NothingNew("the program has ended")
     return tree[1]
+
+
+def _beside(kept: list[int], root: int) -> dict[int, str]:
+    """The living of those under a keeper that do not descend from the program."""
+    top = next((pid for pid in kept if namespaces.own_pid(pid) == root), None)
+    if top is None:
+        raise NothingNew("the program has ended")
+    return living(set(kept) - set(tree_of(top)))
 
 
 def _free_name(place: Path) -> Path:

@@ -33,10 +33,11 @@ from .base import (
     SaveFailed,
     Start,
     StartFailed,
+    StillSaving,
     Work,
 )
 from .binaries import deaf_to_preload, executables, find, launcher_in
-from .dmtcp_control import under_control
+from .dmtcp_control import under_control, until_finished
 from .dmtcp_coordinator import Coordinator
 from .dmtcp_images import check_images, images_in, move_up, sizes_written, warn_of_gaps
 from .dmtcp_tool import (
@@ -121,8 +122,6 @@ class Dmtcp:
         self._began = 0.0
         self._fresh: list[str] = []
         self._save: _Save | None = None
-        self._late = False
-        """A save of this attempt was given up; it may still be under way."""
 
     # ── before ────────────────────────────────────────────────────────────────────────────
     def probe(self, work: Work) -> str | None:
@@ -211,7 +210,6 @@ class Dmtcp:
             window.close()
             raise
         self._attempt = _Attempt(coordinator, window)
-        self._late = False
         return self._attempt
 
     def _drop(self) -> None:
@@ -268,8 +266,12 @@ class Dmtcp:
         try:
             self._until_over(save, program, moment)
             self._until_written(save, program, moment)
+        except StillSaving:
+            window.unfinished = save.place  # or DMTCP would end the program with code 99
+            raise
         finally:
-            window.rest()
+            if window.unfinished is None:
+                window.rest()
             self._own_s += max(0.0, program.processor_s() - save.used_s)
         names = move_up(save.place, into)
         if moment.last:
@@ -299,12 +301,10 @@ class Dmtcp:
         text = said.decode(errors="replace").strip().partition("\n")[0]
         ended = program.wait(time.monotonic() + DEATH_S)
         _check_end(ended)
+        if said == _LATE and ended is None:
+            raise _unfinished(f"dmtcp_command -bc: {text}, and is still being made")
         fate = "the program goes on" if ended is None else f"the program died ({_said(ended)})"
         why = f"dmtcp_command -bc: {text or _said(code)}; {fate}"
-        # Until the one that was late is over, every other finds the coordinator busy.
-        self._late = self._late or said == _LATE
-        if self._late and ended is None:
-            raise _passing(why)
         raise SaveFailed(why) if ended is None else _died(why, save)
 
     def _until_written(self, save: _Save, program: Program, moment: Moment) -> None:
@@ -321,7 +321,8 @@ class Dmtcp:
                 why = f"the program died ({_said(code)}) before its images were there"
                 raise _died(why, save)
             if time.monotonic() >= moment.until:
-                raise _passing("dmtcp_command -bc: code 0, but the images were not there in time")
+                why = "dmtcp_command -bc: code 0, but the images were not there in time"
+                raise _unfinished(why)
             time.sleep(LOOK_EVERY_S)
 
     def _answer(self, command: subprocess.Popen[bytes], until: float) -> tuple[int, bytes]:
@@ -334,8 +335,10 @@ class Dmtcp:
         return command.returncode, said
 
     def _under_control(self, program: Program, moment: Moment) -> list[int]:
+        attempt = self._now()
         try:
-            return under_control(program, self._now().coordinator, moment.until)
+            until_finished(attempt.window, attempt.coordinator, moment)
+            return under_control(program, attempt.coordinator, moment.until)
         except NotNow as error:
             log.warning("not saved: %s", error)
             raise
@@ -386,10 +389,10 @@ def _beyond(work: Work) -> str | None:
     return next(filter(None, map(deaf_to_preload, found)), None)
 
 
-def _passing(why: str) -> NotNow:
+def _unfinished(why: str) -> StillSaving:
     """For want of time: the next save may find more of it."""
     log.warning("not saved: %s", why)
-    return NotNow(why)
+    return StillSaving(why)
 
 
 def _died(why: str, save: _Save) -> SaveFailed:

@@ -8,9 +8,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from .base import NothingNew, NotNow, SaveFailed
+from .base import Moment, NothingNew, NotNow, SaveFailed
 from .binaries import deaf_to_preload
 from .dmtcp_coordinator import Coordinator
+from .dmtcp_window import Window
 from .footprint import living
 from .program import TICKS, Program
 
@@ -21,6 +22,19 @@ STRANGER_S = 1.5
 LOOK_EVERY_S = 0.1
 _RESTORER = "mtcp_restart"
 """The executable of every process that was restarted; itself static."""
+
+
+def until_finished(window: Window, coordinator: Coordinator, moment: Moment) -> None:
+    """Raises NotNow while a save that nobody waits for any longer is still being made: another
+    would change the path at which it looks for its files."""
+    while window.unfinished is not None:
+        status = coordinator.status()
+        if status is not None and status.running:
+            window.forget_unfinished()
+        elif not moment.last or time.monotonic() >= moment.until:
+            raise NotNow("the checkpoint before it is still being made")
+        else:
+            time.sleep(LOOK_EVERY_S)
 
 
 def under_control(program: Program, coordinator: Coordinator, until: float) -> list[int]:

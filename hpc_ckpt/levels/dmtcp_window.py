@@ -39,6 +39,9 @@ class Window:
             self.place = Path(place)
         if _NAME.fullmatch(self.place.name) is None or not self.place.is_absolute():
             raise ResumeFailed(f"{self.place} is not a directory this level has made")
+        self.unfinished: Path | None = None
+        """Where a save is still being written that nobody waits for any longer: seen here until
+        it is over, as DMTCP ends a program whose images it cannot name."""
         self._held = -1
         try:
             self._held = self._hold()
@@ -82,12 +85,22 @@ class Window:
         self._idle.mkdir(exist_ok=True)
         self.point(self._idle)
 
+    def forget_unfinished(self) -> None:
+        """It is over, and counts for nothing."""
+        if self.unfinished is not None:
+            self.rest()
+            shutil.rmtree(self.unfinished, ignore_errors=True)
+            self.unfinished = None
+
     def stray_age_s(self) -> float:
         """How long ago the newest image was written that nobody here has asked for."""
-        found = [path for path in self.images.glob("*.dmtcp") if not path.is_symlink()]
+        images = self.images.glob("*.dmtcp") if self.unfinished is None else ()
+        found = [path for path in images if not path.is_symlink()]
         return time.time() - max((path.stat().st_mtime for path in found), default=-math.inf)
 
     def close(self) -> None:
+        if self.unfinished is not None:
+            shutil.rmtree(self.unfinished, ignore_errors=True)
         if self._held >= 0:
             shutil.rmtree(self.place, ignore_errors=True)
             os.close(self._held)

@@ -3,7 +3,9 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import re
 import select
@@ -21,6 +23,8 @@ log = logging.getLogger("hpc_ckpt.steward")
 COMMAND_S = 60.0
 """The longest that a command of a recipe may take."""
 TAIL = 1024**2
+DEEP = 64 * TAIL
+"""A number may stand above all that a long run has printed since."""
 HEAD = 256 * 1024
 LOG_S = 3.0
 """What a program has printed may be in the link's log only a moment later."""
@@ -51,6 +55,11 @@ class Evidence:
         self._work = work
 
     def number(self, source: Number, restart: Path | None = None) -> int | None:
+        """Without its fraction: a step."""
+        found = self.exact(source, restart)
+        return None if found is None else int(found)
+
+    def exact(self, source: Number, restart: Path | None = None) -> float | None:
         """None: not there to be read, for whatever reason: no number is worth a program's end."""
         try:
             return self._number(source, restart)
@@ -58,15 +67,15 @@ class Evidence:
             log.warning("a number could not be read: %r", error)
             return None
 
-    def _number(self, source: Number, restart: Path | None) -> int | None:
+    def _number(self, source: Number, restart: Path | None) -> float | None:
         more = {} if restart is None else {"restart": str(restart)}
         said = None if source.value is None else self._values.fill(source.value, more)
         if said is not None or source.is_value:
-            return _whole(said)
+            return _told(said)
         if source.name is not None:
             regex = self._values.regex(source.name)
             match = re.search(regex, restart.name) if restart and regex is not None else None
-            return None if match is None else _whole(match[1])
+            return None if match is None else _told(match[1])
         if source.count is not None:
             return len(self._values.files(source.count))
         if source.command is not None:
@@ -77,8 +86,7 @@ class Evidence:
             return None
         if source.bytes is not None:
             return _packed(path, source.bytes)
-        found = re.findall(str(source.regex), tail(path), re.MULTILINE)
-        return _whole(found[-1]) if found else None
+        return _told(_last_match(path, str(source.regex)))
 
     def insane(self, tests: Sane, restart: Path) -> str | None:
         """Why a restart file is none; None: nothing speaks against it."""
@@ -125,7 +133,7 @@ class Evidence:
         while True:
             read = self._read_by(step)
             if not read or any(_changed(path, before) for path in read):
-                now, last = self.number(step), self.number(target)
+                now, last = self.exact(step), self.exact(target)
                 if now is not None and last is not None and now >= last:
                     return True
             if time.monotonic() >= until:
@@ -179,7 +187,7 @@ class Evidence:
                 return False
             time.sleep(0.2)
 
-    def _printed(self, argv: Sequence[str], regex: str) -> int | None:
+    def _printed(self, argv: Sequence[str], regex: str) -> float | None:
         """The first match in the beginning of what a command prints; it is not run to its end."""
         try:
             with subprocess.Popen(
@@ -195,7 +203,7 @@ class Evidence:
         except OSError:
             return None
         match = re.search(regex, text, re.MULTILINE)
-        return None if match is None else _whole(match[1])
+        return None if match is None else _told(match[1])
 
 
 def _beginning(child: subprocess.Popen[bytes]) -> str:
@@ -214,20 +222,34 @@ def _beginning(child: subprocess.Popen[bytes]) -> str:
     return data.decode("utf-8", "replace")
 
 
-def tail(path: Path) -> str:
+def _last_match(path: Path, regex: str) -> str | None:
+    """Near the end of the file, or else far above it."""
+    for size in (TAIL, DEEP):
+        found: list[str] = re.findall(regex, tail(path, size), re.MULTILINE)
+        if found:
+            return found[-1]
+    return None
+
+
+def tail(path: Path, size: int = TAIL) -> str:
     try:
         with path.open("rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - TAIL))
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
             return stream.read().decode("utf-8", "replace")
     except OSError:
         return ""
 
 
-def _whole(text: str | None) -> int | None:
-    try:
-        return None if text is None else int(float(text))
-    except (ValueError, OverflowError):
+def _told(text: str | None) -> float | None:
+    """A whole number stays one, however large."""
+    if text is None:
         return None
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        found = float(text)
+        return found if math.isfinite(found) else None
+    return None
 
 
 def _packed(path: Path, regex: str) -> int | None:

@@ -123,10 +123,11 @@ class Moments:
         return time.monotonic() + max(left, 1.0)
 
     def _soon(self, began: float) -> float:
-        """For one of many: the end of the link is not slept through."""
-        until = began + max(self._interval_s, UNKNOWN_END_S)
-        end = self._place.deadline(self._generation)
-        return until if end is None else min(until, max(self._until(), began + 1.0))
+        """For one of many: neither DMTCP nor CRIU can be stopped in the middle of a save without
+        harm to the program. Only the end of the link is not slept through."""
+        if self._place.deadline(self._generation) is not None:
+            return self._until()
+        return began + max(self._interval_s, UNKNOWN_END_S)
 
 
 def back_by(size: int) -> float:

@@ -51,6 +51,16 @@ def enter(pid: int) -> None:
             os.close(descriptor)
 
 
+def own_pid(pid: int) -> int | None:
+    """What a process calls itself, in the name space that it lives in; None: it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = [line.split()[-1] for line in text.splitlines() if line.startswith("NSpid:")]
+    return int(found[0]) if found else None
+
+
 def next_pid_after(pid: int) -> None:
     """Where the kernel goes on looking for a free process id."""
     LAST_PID.write_text(str(pid), encoding="ascii")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,14 +173,17 @@ class Recipe:
             "begins: submit from that directory, without it"
         )
 
-    def why_refused(self, call: Invocation, work: Work) -> str | None:
-        """What of the command this recipe cannot work with."""
+    def why_refused(
+        self, call: Invocation, work: Work, outputs: Collection[Path | None] = ()
+    ) -> str | None:
+        """What of the command this recipe cannot work with. `outputs`: files of earlier links that
+        it names too; a log of half a script says nothing of the script."""
         for words, why in self.recognised.refuses:
             if all(call.has(row.split()) for row in words.split(" and ")):
                 return f"{words}: {why or f'not with recipe {self.name}'}"
         for pattern, why in self.recognised.without:
             for path, text in _named(call, work.cwd):
-                match = re.search(pattern, text, re.MULTILINE)
+                match = None if path in outputs else re.search(pattern, text, re.MULTILINE)
                 if match is not None:
                     said = why or f"not with recipe {self.name}"
                     return f"{path.name}: '{match[0].strip()}': {said}"

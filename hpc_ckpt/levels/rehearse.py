@@ -21,6 +21,7 @@ from typing import Any
 from ..errors import HpcCkptError
 from ..rundir import CheckpointKey, RunDir
 from .base import Kind, Level, Moment, NothingNew, Saved, SaveFailed, Start, Work
+from .orphans import Orphans
 from .program import Program, how_it_ended
 from .restarts import Restart, Restarts
 from .workcopy import copy_work
@@ -67,15 +68,23 @@ class Rehearsal:
 
 
 def rehearse(
-    work: Work, levels: Sequence[Level], *, run_s: float = RUN_S, in_place: bool = False
+    work: Work,
+    levels: Sequence[Level],
+    *,
+    run_s: float = RUN_S,
+    in_place: bool = False,
+    orphans: Orphans | None = None,
 ) -> Iterator[Rehearsal]:
-    """One level after the other, each in a fresh copy of the working directory."""
+    """One level after the other, each in a fresh copy of the working directory. `orphans`: of a
+    process that has no other children; what the program leaves running is then ended."""
     for level in levels:
         with _place(work, in_place=in_place) as (there, root):
             try:
-                yield _one(there, level, RunDir(root), run_s)
+                found = _one(there, level, RunDir(root), run_s, orphans)
             finally:
                 level.close()
+                _end(orphans)
+        yield found
 
 
 def best(found: Iterable[Rehearsal]) -> Rehearsal | None:
@@ -95,18 +104,22 @@ def _place(work: Work, *, in_place: bool) -> Iterator[tuple[Work, Path]]:
         yield replace(work, cwd=cwd, scratch=scratch), Path(name, "run")
 
 
-def _one(work: Work, level: Level, place: RunDir, run_s: float) -> Rehearsal:
+def _one(
+    work: Work, level: Level, place: RunDir, run_s: float, orphans: Orphans | None
+) -> Rehearsal:
     why = level.probe(work)
     if why is not None:
         return Rehearsal(level=level.name, survived=False, why=why)
     place.create()
     try:
-        return _tried(work, level, Restarts(place), run_s)
+        return _tried(work, level, Restarts(place), run_s, orphans)
     except (HpcCkptError, OSError) as error:
         return Rehearsal(level=level.name, survived=False, why=str(error))
 
 
-def _tried(work: Work, level: Level, restarts: Restarts, run_s: float) -> Rehearsal:
+def _tried(
+    work: Work, level: Level, restarts: Restarts, run_s: float, orphans: Orphans | None
+) -> Rehearsal:
     program = _start(work, level.first(work))
     try:
         code = program.wait(time.monotonic() + run_s)
@@ -118,6 +131,7 @@ def _tried(work: Work, level: Level, restarts: Restarts, run_s: float) -> Rehear
         save_s = time.monotonic() - began
     finally:
         program.end()
+        _end(orphans)  # or they would go on beside what goes on
     survived, why, resume_s = _goes_on(work, level, restart)
     return Rehearsal(
         level=level.name,
@@ -127,6 +141,11 @@ def _tried(work: Work, level: Level, restarts: Restarts, run_s: float) -> Rehear
         save_s=round(save_s, 3),
         resume_s=round(resume_s, 3),
     )
+
+
+def _end(orphans: Orphans | None) -> None:
+    if orphans is not None:
+        orphans.end()
 
 
 def _too_soon(code: int, run_s: float) -> str:

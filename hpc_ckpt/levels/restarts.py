@@ -25,7 +25,7 @@ from .. import fsio
 from ..errors import CorruptCheckpoint
 from ..format.manifest import Digester
 from ..rundir import MANIFEST_NAME, CheckpointKey, RunDir
-from .base import AnotherCommand
+from .base import AnotherCommand, StillSaving
 
 FORMAT = 1
 FILES = "files"
@@ -68,7 +68,9 @@ class Staging:
         self.path.mkdir(mode=fsio.directory_mode(self._store.place))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, StillSaving):
+            return  # sweep() of the next link has it
         with contextlib.suppress(OSError):
             fsio.delete_tree(self._place)
 

@@ -54,6 +54,8 @@ class Saves:
         self._keep = keep
         self._argv = argv
         self.tried_at = time.monotonic()
+        """When the last try was over: a program whose saves take longer than the interval gets on
+        in between."""
         self.stall_s = 0.0
         self.no_room: str | None = None
         """Why the storage did not take a save of this link."""
@@ -89,7 +91,13 @@ class Saves:
 
     def make(self, level: Level, program: Program, reason: str, *, last: bool) -> Restart | None:
         """None: none was made; the program goes on if it can."""
-        self.tried_at = began = time.monotonic()
+        try:
+            return self._try(level, program, reason, last=last)
+        finally:
+            self.tried_at = time.monotonic()
+
+    def _try(self, level: Level, program: Program, reason: str, *, last: bool) -> Restart | None:
+        began = time.monotonic()
         self._events.emit(Event.SAVE_STARTED, step=self.step(), reason=reason)
         try:
             restart, saved = self._made(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _LISTENS = "0A"
+_NOBODYS = "0"
 _LOOPBACK_4 = "7F"
 _LOOPBACK_6 = "00000000000000000000000001000000"
 _MAPPED_4 = "0000000000000000FFFF0000"
@@ -22,7 +23,7 @@ class Tcp(str, Enum):
     NONE = "none"
     LISTENS = "listens"
     WITHIN = "within"
-    """Connections of this machine with itself only: both ends may be saved."""
+    """Connections of the tree with itself only: both ends are saved."""
     OUTSIDE = "outside"
 
 
@@ -39,17 +40,25 @@ def tcp_of(pids: Iterable[int]) -> Tcp:
 
 def judge(lines: Iterable[str], inodes: set[str]) -> Tcp:
     """From the lines of /proc/net/tcp and tcp6, without their headings."""
+    rows = [fields for line in lines if len(fields := line.split()) >= 10]
+    # Nobody's yet, or no longer: waiting to be accepted, or closed at that end.
+    ends = {_between(row) for row in rows if row[9] in inodes or row[9] == _NOBODYS}
     found = Tcp.NONE
-    for fields in (line.split() for line in lines):
-        if len(fields) < 10 or fields[9] not in inodes:
+    for row in rows:
+        if row[9] not in inodes:
             continue
-        if fields[3] == _LISTENS:
+        if row[3] == _LISTENS:
             found = Tcp.LISTENS if found is Tcp.NONE else found
-        elif not _is_loopback(fields[2].partition(":")[0]):
+        elif not _is_loopback(row[2].partition(":")[0]) or _between(row)[::-1] not in ends:
             return Tcp.OUTSIDE
         else:
             found = Tcp.WITHIN
     return found
+
+
+def _between(row: list[str]) -> tuple[str, str]:
+    """Both ends of a connection, its own first; as the other end has them, too."""
+    return row[1].removeprefix(_MAPPED_4), row[2].removeprefix(_MAPPED_4)
 
 
 def _is_loopback(address: str) -> bool:

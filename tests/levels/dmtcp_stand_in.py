@@ -19,6 +19,7 @@ VERSION = os.environ.get("STAND_IN_VERSION", "5.0")
 PROGRAMS = ("dmtcp_launch", "dmtcp_restart", "dmtcp_command", "dmtcp_coordinator", "mtcp_restart")
 MAGIC = b"DMTCP_CHECKPOINT_IMAGE_v4.0\n"
 KILLING = "NOTE at dmtcp_coordinator.cpp:383: killing all connected peers and quitting ..."
+SLOW_S = float(os.environ.get("STAND_IN_SLOW_S", "4"))
 BUSY = "Error, computation not in running state.  Either a checkpoint is\n currently happening"
 
 
@@ -50,6 +51,7 @@ class Coordinator:
         self.server = socket.create_server(("127.0.0.1", 0))
         self.port_file.write_text(str(self.server.getsockname()[1]))
         self.asked = 0
+        self.writer = 0
 
     def serve(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -73,7 +75,10 @@ class Coordinator:
             self.clients[connection] = told
             selector.register(connection, selectors.EVENT_READ)
             return
-        connection.sendall(json.dumps(self.answer(told["do"])).encode() + b"\n")
+        if MODE == "slow" and told["do"] == "-bc" and not self.is_writing():
+            self.write_slowly(connection)
+        else:
+            connection.sendall(json.dumps(self.answer(told["do"])).encode() + b"\n")
         connection.close()
         if told["do"] == "-q":
             print(KILLING)
@@ -81,7 +86,7 @@ class Coordinator:
 
     def answer(self, word: str) -> list[Any]:
         if word == "-s":
-            running = "yes" if self.clients else "no"
+            running = "yes" if self.clients and not self.is_writing() else "no"
             return [0, f"Status...\n  NUM_PEERS={len(self.clients)}\n  RUNNING={running}\n", ""]
         if word == "-l":
             lines = [f"1, x[40000:{pid}]@here, 1-40000-1, RUNNING" for pid in self.pids()]
@@ -108,6 +113,8 @@ class Coordinator:
         self.asked += 1
         if MODE == "busy" and self.asked < 3:
             return [2, "", BUSY]
+        if self.is_writing():
+            return [2, "", BUSY]
         if MODE == "hangs":
             time.sleep(1000)
         if MODE == "answers-early" and os.fork() != 0:
@@ -132,6 +139,28 @@ class Coordinator:
             draft.write_bytes(MAGIC + json.dumps(client["argv"]).encode())
             time.sleep(0.5)
             draft.rename(image)
+        os._exit(0)
+
+    def is_writing(self) -> bool:
+        if self.writer != 0 and os.waitpid(self.writer, os.WNOHANG)[0] != 0:
+            self.writer = 0
+        return self.writer != 0
+
+    def write_slowly(self, connection: socket.socket) -> None:
+        """In a child, which answers when it is over. One that finds its files gone asserts."""
+        self.writer = os.fork()
+        if self.writer != 0:
+            return
+        for client in self.clients.values():
+            image = Path(client["images"]) / f"ckpt_x_1-{client['pid']}-1.dmtcp"
+            draft = image.with_suffix(".dmtcp.temp")
+            draft.write_bytes(MAGIC + json.dumps(client["argv"]).encode())
+            time.sleep(SLOW_S)
+            try:
+                draft.rename(image)
+            except OSError:
+                os.kill(client["pid"], signal.SIGTERM)
+        connection.sendall(json.dumps([0, "", ""]).encode() + b"\n")
         os._exit(0)
 
     def leave(self) -> None:
@@ -175,7 +204,7 @@ def become(words: list[str], images: str, argv: list[str]) -> None:
     told = {"do": "join", "pid": os.getpid(), "images": images, "argv": argv}
     connection = say(value(words, "-p"), told)
     os.set_inheritable(connection.fileno(), True)
-    if MODE in ("quit", "checkpoint-kills"):
+    if MODE in ("quit", "checkpoint-kills", "slow"):
         child = os.spawnvp(os.P_NOWAIT, argv[0], argv)
         code = 0 if MODE == "quit" else 99
 

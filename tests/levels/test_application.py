@@ -47,6 +47,7 @@ GENERIC: dict[str, Any] = {
 
 
 LOG_STEP = {"file": "log", "regex": r"step (\d+)"}
+LOG_TIME = {"file": "log", "regex": r"TIME = ([\d.]+)"}
 
 
 @pytest.fixture(scope="session")
@@ -283,6 +284,9 @@ def test_a_chain_by_the_command_line_survives_a_kill(count: Path, tmp_path: Path
         ({"step": LOG_STEP, "target": 20}, "echo step 9 step 20 > log", True),
         ({"step": LOG_STEP, "target": 20}, "echo step 20 step 9 > log", False),
         ({"step": LOG_STEP, "target": 20}, "true", False),
+        ({"step": LOG_TIME, "target": "0.5"}, "echo TIME = 0.25 > log", False),
+        ({"step": LOG_TIME, "target": "0.5"}, "echo TIME = 0.500 > log", True),
+        ({"step": LOG_TIME, "target": "20.5"}, "echo TIME = 20 > log", False),
         ({"step": {"command": "cat log", "regex": r"= (\d+)"},
           "target": {"file": "stale", "regex": r"(\d+)"}}, "echo = 5 > log", True),
         ({"step": {"count": "r*"}, "target": 3}, "touch r1 r2 r3", True),
@@ -332,27 +336,46 @@ def test_code_0_of_a_program_that_was_asked_to_stop_proves_nothing(case: Case) -
 
 LAMMPS_LOG = """LAMMPS (29 Sep 2021)
 run 500 upto
+Step Temp E_pair
      500  1.5 -4.7
+Loop time of 1.0
+run ${{n}} upto
 run 200000 upto
-   11000  1.5 -4.7
+Step Temp E_pair
+     500  1.5 -4.7
+a line of fix print
+  {}  1.5 -4.7
 {}Loop time of 5.0
 Total wall time: 0:00:05
 """
 LIMIT = "WARNING: Wall time limit reached (src/timer.cpp:238)\n"
+WHOLE, SHORT = LAMMPS_LOG.format(200000, ""), LAMMPS_LOG.format(11000, "")
+LIMITED = LAMMPS_LOG.format(11000, LIMIT)
+HALT = "Fix halt condition for fix-id h met on step 11000 with value 2 (src/fix_halt.cpp:310)\n"
+LONG = WHOLE.replace("a line", "     700  1.5 -4.7\n" * 70_000 + "a line")
 NORMAL, ERROR = " Normal termination of Gaussian 16\n", " Error termination via Lnk1e\n"
 
 
 @pytest.mark.parametrize(
     ("command", "log", "text", "code", "complete"),
     [
-        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(LIMIT), 0, False),
-        ("lmp -var n 5 -in in.lj", "log.lammps", LAMMPS_LOG.format(LIMIT), 0, False),
-        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(""), 0, True),
-        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(""), 1, False),
-        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(LIMIT) + LAMMPS_LOG.format(""), 0, True),
-        ("lmp -in in.log", "prod.log", LAMMPS_LOG.format(""), 0, True),
-        ("lmp -in in.log -log x", "prod.log", LAMMPS_LOG.format(""), 0, True),
-        ("lmp -in in.log", "equil.log", LAMMPS_LOG.format(""), 0, False),
+        ("lmp -in in.lj", "log.lammps", LIMITED, 0, False),
+        ("lmp -var n 5 -in in.lj", "log.lammps", LIMITED, 0, False),
+        ("lmp -in in.lj", "log.lammps", SHORT, 0, False),
+        ("lmp -in in.lj", "log.lammps", WHOLE, 0, True),
+        ("lmp -in in.lj", "log.lammps", WHOLE.replace("200000  ", "200100  "), 0, True),
+        ("lmp -in in.lj", "log.lammps", WHOLE, 1, False),
+        ("lmp -in in.lj", "log.lammps", WHOLE.partition("Total")[0], 0, False),
+        ("lmp -in in.lj", "log.lammps", WHOLE.replace("Step Temp", "Atoms Temp"), 0, False),
+        ("lmp -in in.lj", "log.lammps", LIMITED + WHOLE, 0, True),
+        ("lmp -in in.lj", "log.lammps", WHOLE + LIMITED, 0, False),
+        ("lmp -in in.lj", "log.lammps", LONG, 0, True),
+        ("lmp -in in.lj", "log.lammps", LAMMPS_LOG.format(11000, HALT), 0, True),
+        ("lmp -in in.lj", "log.lammps", HALT + SHORT, 0, False),
+        ("lmp -in in.lj", "log.lammps", HALT + WHOLE, 0, True),
+        ("lmp -in in.log", "prod.log", WHOLE, 0, True),
+        ("lmp -in in.log -log x", "prod.log", WHOLE, 0, True),
+        ("lmp -in in.log", "equil.log", WHOLE, 0, False),
         ("g16 mol.com", "mol.log", NORMAL + ERROR, 1, False),
         ("g16 mol.com", "mol.log", NORMAL + ERROR, 0, False),
         ("g16 mol.com", "mol.log", NORMAL, 0, True),
@@ -423,6 +446,18 @@ def test_amber_keeps_the_outputs_of_each_link(case: Case) -> None:
         assert {"-O", "mdin.link", "restrt.from"} <= set(argv)
     kept = [(case.cwd / f"{name}.{n}").read_text() for name in ("mdout", "prod.nc") for n in (1, 2)]
     assert ["first" * 20, "second" * 20] * 2 == kept
+
+
+@pytest.mark.parametrize(("reached", "complete"), [("0.100", False), ("0.500", True)])
+def test_amber_is_complete_at_a_fraction_of_a_picosecond(
+    case: Case, reached: str, complete: bool
+) -> None:
+    (case.cwd / "mdin").write_text("total 0.5 ps\n &cntrl irest=0, ntx=1 /\n")
+    level = Application(recipe_of("amber", SHIPPED, case.cwd))
+    work = case.work("pmemd", "-i", "mdin")
+    level.first(work)
+    (case.cwd / "mdout").write_text(f" NSTEP = 50   TIME(PS) = {reached}  TEMP(K) = 300.00\n")
+    assert complete is level.is_complete(work, 0)
 
 
 def test_vasp_keeps_the_users_structure(case: Case) -> None:

@@ -143,7 +143,6 @@ def test_files_that_were_touched_are_not_taken_for_newer_work(tmp_path: Path) ->
 
 # ── a real program ────────────────────────────────────────────────────────────────────────
 TWO_PARTS = """variable mode index start
-variable timeout index off
 units lj
 atom_style atomic
 if "${mode} == start" then &
@@ -155,21 +154,25 @@ pair_coeff 1 1 1.0 1.0 2.5
 fix 1 all nve
 thermo 500
 thermo_modify flush yes
-restart 500 ck.a ck.b
-timer timeout ${timeout} every 100
 if "${mode} == start" then "run 15000" "reset_timestep 0"
+restart 500 ck.a ck.b
 run 9000 upto
 write_restart ck.last
 """
 
 
-def test_lammps_goes_on_from_the_run_proper_and_not_from_the_equilibration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed_in", ["equilibration", "run proper"])
+def test_lammps_goes_on_from_the_run_proper_and_from_no_half_of_the_equilibration(
+    tmp_path: Path, killed_in: str
+) -> None:
+    """What was killed before the run proper is done again, in full."""
     require("lmp")
     (tmp_path / "in.lj").write_text(TWO_PARTS)
+    proper = killed_in == "run proper"
 
     def strike() -> None:
         end = time.monotonic() + 60
-        while time.monotonic() < end and not _is_begun(tmp_path / "log.lammps"):
+        while time.monotonic() < end and not _is_at_2000(tmp_path / "log.lammps", proper=proper):
             time.sleep(0.05)
         kill(tmp_path, "lmp", "in.lj")
 
@@ -179,12 +182,17 @@ def test_lammps_goes_on_from_the_run_proper_and_not_from_the_equilibration(tmp_p
     status = chain(tmp_path, "lmp -in in.lj", "lammps", "60s", checkpoint=often)
     striking.join()
     assert "complete" == status["state"]
-    went_on = (tmp_path / "log.lammps").read_text()
-    assert "reset_timestep" in (tmp_path / "log.lammps.1").read_text()
-    assert min(thermo(went_on)) < 8000
+    log = (tmp_path / "log.lammps").read_text()
+    assert proper is ("reset_timestep 0\n" not in log)
+    if proper:
+        assert "reset_timestep" in (tmp_path / "log.lammps.1").read_text()
+        assert 0 < min(thermo(log)) < 8000
+    else:
+        assert 15000 == max(thermo(log.partition("reset_timestep 0\n")[0]))
 
 
-def _is_begun(log: Path) -> bool:
-    """The run proper has come to step 2000."""
+def _is_at_2000(log: Path, *, proper: bool) -> bool:
+    """The equilibration, or the run proper, has come to that step."""
     text = log.read_text(errors="replace") if log.exists() else ""
-    return re.search(r"^ +2000 ", text.partition("reset_timestep 0\n")[2], re.MULTILINE) is not None
+    text = text.partition("reset_timestep 0\n")[2] if proper else text
+    return re.search(r"^ +2000 ", text, re.MULTILINE) is not None

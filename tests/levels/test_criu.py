@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -282,6 +284,33 @@ def test_what_was_saved_with_ids_of_its_own_needs_them(
     outcome = links.rundir.outcome(2)
     assert outcome is not None and "process ids of its own" in outcome.reason
     assert "failed" not in links.rundir.levels_file.read_text()  # another node may give them
+
+
+@pytest.mark.parametrize("own_ids", [True, False])
+def test_a_helper_that_has_lost_its_parent_is_named_and_nothing_is_saved(
+    links: Links, monkeypatch: pytest.MonkeyPatch, own_ids: bool
+) -> None:
+    """It runs beside the program, not below it: a restart would be without it, silently."""
+    monkeypatch.setattr(room, "may_make_namespaces", lambda: own_ids)
+    monkeypatch.setattr(room, "BESIDE_S", 0.5)
+    (program, *rest) = write_program(links.place, "c", 1000)
+    script = f"(sleep 1000 &); exec {program} {' '.join(rest)}"
+    assert EXIT_SAVED == links.run(["bash", "-c", script], notice=True)
+    assert [] == links.restarts.keys()
+    assert "nothing could be saved" in links.said
+    failed = json.loads(links.rundir.levels_file.read_text())["failed"]["criu"]
+    assert re.search(r"out of CRIU's reach: sleep \(\d+\); have the program wait", failed)
+
+
+@pytest.mark.parametrize("own_ids", [True, False])
+def test_a_helper_that_is_about_to_end_is_waited_for(
+    links: Links, monkeypatch: pytest.MonkeyPatch, own_ids: bool
+) -> None:
+    monkeypatch.setattr(room, "may_make_namespaces", lambda: own_ids)
+    (program, *rest) = write_program(links.place, "c", 1000)
+    script = f"(sleep 3 &); {program} {' '.join(rest)} & wait"
+    assert EXIT_SAVED == links.run(["bash", "-c", script], notice=True)
+    assert 1 == len(links.restarts.keys())
 
 
 def test_a_file_written_in_place_is_put_back(links: Links) -> None:

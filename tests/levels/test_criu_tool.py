@@ -135,26 +135,44 @@ def test_sockets_that_this_version_cannot_save_on_this_kernel_are_refused() -> N
     assert NEW.refuses(Tcp.WITHIN, (6, 18)) is None
 
 
-def line(remote: str, state: str = "01", inode: str = "5") -> str:
-    return f"0: 0100007F:1F90 {remote} {state} 0:0 00:0 0 0 0 {inode} 1"
+HERE, THERE = "0100007F:1F90", "0100007F:1F91"
+HERE_6, THERE_6 = (f"00000000000000000000000001000000:{port}" for port in ("1F90", "1F91"))
+MAPPED = "0000000000000000FFFF0000"
+
+
+def line(remote: str, state: str = "01", inode: str = "5", local: str = HERE) -> str:
+    return f"0: {local} {remote} {state} 0:0 00:0 0 0 0 {inode} 1"
+
+
+def both(local: str, remote: str, inode: str = "6") -> list[str]:
+    """A connection of this machine with itself; the other end is this socket."""
+    return [line(remote, local=local), line(local, inode=inode, local=remote)]
 
 
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
         ([], Tcp.NONE),
-        ([line("0100007F:1F91", inode="6")], Tcp.NONE),
+        ([line(THERE, inode="7")], Tcp.NONE),
         ([line("00000000:0000", "0A")], Tcp.LISTENS),
-        ([line("00000000:0000", "0A"), line("0100007F:1F91")], Tcp.WITHIN),
-        ([line("0100007F:1F91"), line("00000000:0000", "0A")], Tcp.WITHIN),
-        ([line("00000000000000000000000001000000:1F91")], Tcp.WITHIN),
-        ([line("0000000000000000FFFF00000100007F:1F91")], Tcp.WITHIN),
-        ([line("0100007F:1F91"), line("0A00000A:01BB")], Tcp.OUTSIDE),
+        ([line("00000000:0000", "0A"), *both(HERE, THERE)], Tcp.WITHIN),
+        ([*both(HERE, THERE), line("00000000:0000", "0A")], Tcp.WITHIN),
+        (both(HERE_6, THERE_6), Tcp.WITHIN),
+        (both(MAPPED + HERE, MAPPED + THERE), Tcp.WITHIN),
+        (
+            [line(MAPPED + THERE, local=MAPPED + HERE), line(HERE, inode="6", local=THERE)],
+            Tcp.WITHIN,
+        ),
+        (both(HERE, THERE, inode="0"), Tcp.WITHIN),
+        (both(HERE, THERE, inode="7"), Tcp.OUTSIDE),
+        ([line(THERE)], Tcp.OUTSIDE),
+        ([*both(HERE, THERE), line("0A00000A:01BB")], Tcp.OUTSIDE),
     ],
 )
 def test_connections_are_judged_by_their_other_end(lines: list[str], expected: Tcp) -> None:
-    """Lines as of /proc/net/tcp; 5 is a socket of the program."""
-    assert expected is judge(lines, {"5"})
+    """Lines as of /proc/net/tcp; 5 and 6 are sockets of the program, 7 is a daemon's, and 0 waits
+    to be accepted."""
+    assert expected is judge(lines, {"5", "6"})
 
 
 def test_versions_are_read() -> None:

@@ -23,7 +23,7 @@ import pytest
 from dmtcp_case import Lone, Synced
 from test_steward import Case
 
-from hpc_ckpt import lease, resources
+from hpc_ckpt import events, lease, resources
 from hpc_ckpt.chain.layers import load
 from hpc_ckpt.chain.planning import make_plan
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED, SpecError
@@ -52,6 +52,7 @@ from hpc_ckpt.levels.dmtcp_tool import (
 )
 from hpc_ckpt.levels.footprint import image_bytes, missing_features
 from hpc_ckpt.levels.plain import WARNING, Plain
+from hpc_ckpt.levels.restarts import Restarts
 from hpc_ckpt.levels.stewardship import Steward
 from hpc_ckpt.policy.interval import EveryTime
 from hpc_ckpt.rundir import Result
@@ -404,6 +405,45 @@ def test_a_checkpoint_that_hangs_is_given_up_in_time(
         lone.level.wait(program, into, moment)
 
 
+def test_a_checkpoint_that_outlasts_its_time_still_finds_its_directory(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DMTCP cannot be stopped in the middle of one, and ends a program whose images it cannot
+    name with code 99. Until it is over no other is begun."""
+    monkeypatch.setattr(room, "DEATH_S", 0.1)
+    lone.environ["STAND_IN"] = "slow"
+    program = lone.first("bash", "-c", "echo >up; sleep 60")
+    lone.until_lines(lone.cwd / "up", 1)
+    store = Restarts(lone.rundir)
+    moment = Moment(until=time.monotonic() + 3.0)
+    with pytest.raises(NotNow, match="not over in time"), store.stage(1) as staging:
+        lone.level.ask(program, staging.path, moment)
+        lone.level.wait(program, staging.path, moment)
+    with pytest.raises(NotNow, match="still being made"):
+        lone.save()
+    assert [".temp"] == [path.suffix for path in store.place.rglob("ckpt_*")]
+    assert lone.save(last=True).size > 0
+    assert [] == [path.name for path in store.place.glob(".tmp-*/**/ckpt_*")]
+
+
+def test_nothing_of_a_checkpoint_that_outlasts_its_link_stays(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "DEATH_S", 0.1)
+    lone.environ["STAND_IN"] = "slow"
+    program = lone.first("bash", "-c", "echo >up; sleep 60")
+    lone.until_lines(lone.cwd / "up", 1)
+    store = Restarts(lone.rundir)
+    moment = Moment(until=time.monotonic() + 3.0, last=True)
+    with pytest.raises(NotNow, match="not over in time"), store.stage(1) as staging:
+        lone.level.ask(program, staging.path, moment)
+        lone.level.wait(program, staging.path, moment)
+    lone.end()
+    assert [] == list(store.place.rglob("ckpt_*"))
+    store.sweep(2)
+    assert [] == list(store.place.iterdir())
+
+
 def test_a_process_dmtcp_does_not_know_forbids_the_save(
     lone: Lone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -604,7 +644,7 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-def link(case: Case, place: Path, mode: str, *argv: str) -> Steward:
+def link(case: Case, place: Path, mode: str, *argv: str, interval_s: float = 600.0) -> Steward:
     held = lease.acquire_standalone(case.rundir)
     case.generation = held.generation
     held.release()
@@ -615,7 +655,7 @@ def link(case: Case, place: Path, mode: str, *argv: str) -> Steward:
         case.generation,
         work,
         (Dmtcp({"path": str(place)}), Plain()),
-        Settings(policy=EveryTime(600.0)),
+        Settings(policy=EveryTime(interval_s)),
         EventLog(case.rundir.events_file(case.generation, "here")),
     )
 
@@ -785,6 +825,24 @@ def test_a_first_save_without_time_or_space_is_not_the_levels_fault(
     assert EXIT_SAVED == steward.run()
     assert (mode == "launch-slow") == bool(case.restarts.keys())
     assert "failed" not in json.loads(case.rundir.levels_file.read_text())
+
+
+def test_a_save_that_takes_longer_than_the_interval_ends_neither_the_program_nor_the_level(
+    case: Case, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is waited for, and the program gets on before the next one."""
+    monkeypatch.setattr("hpc_ckpt.levels.moments.UNKNOWN_END_S", 0.5)
+    monkeypatch.setenv("STAND_IN_SLOW_S", "2")
+    steward = link(case, place, "slow", *SLEEP, interval_s=1.0)
+    case.rundir.write_deadline(case.generation, time.time() + 120.0)
+    case.notice_when(lambda: case.commits() >= 2)
+    assert EXIT_SAVED == steward.run()
+    assert "save.failed" not in case.names()
+    assert "failed" not in json.loads(case.rundir.levels_file.read_text())
+    told = list(events.read(case.rundir.events_file(case.generation, "here")))
+    begun = [record["time"] for record in told if record["event"] == "save.started"]
+    over = [record["time"] for record in told if record["event"] == "save.committed"]
+    assert begun[1] - over[0] >= 0.9
 
 
 def test_a_quit_by_somebody_else_is_a_failed_link_and_never_done(case: Case, place: Path) -> None:

@@ -64,6 +64,15 @@ def test_storing_comes_on_top_of_what_the_program_itself_needs(place: RunDir, ho
     assert 100 * SAVE_FACTOR == found.moment(time.monotonic(), last=True).store_s
 
 
+def test_a_save_that_has_begun_is_waited_for_until_the_end_of_the_link(place: RunDir) -> None:
+    """However short the interval: DMTCP and CRIU cannot be stopped in the middle of one."""
+    found, began = Moments(place, 1, 60.0), time.monotonic()
+    assert began + 60 == found.moment(began, last=False).until
+    place.write_deadline(1, found.entered + LINK_S)
+    expected = began + LINK_S - margin(LINK_S) / 2
+    assert expected == pytest.approx(found.moment(began, last=False).until, abs=5.0)
+
+
 def test_the_deadline_is_met_with_the_measured_save_to_spare(place: RunDir) -> None:
     found = moments(place)
     found.measured(Cost(100.0, lead_s=60.0))

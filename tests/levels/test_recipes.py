@@ -57,9 +57,9 @@ def test_a_recipe_comes_back_from_json(name: str) -> None:
     [
         ("gmx mdrun -s a.tpr", {}, "gromacs", ["state.cpt"]),
         ("srun gmx_mpi mdrun -deffnm md -cpo x", {}, "gromacs", ["x.cpt"]),
-        ("lmp -in in.x", {"in.x": READS + "restart 100 a.rst b.rst\n"}, "lammps",
+        ("lmp -in in.x", {"in.x": READS + "restart 100 a.rst b.rst\nrun 9 upto\n"}, "lammps",
          ["a.rst", "b.rst"]),
-        ("lmp < in.x", {"in.x": READS + "restart 100 r.*\n"}, "lammps", ["r.7"]),
+        ("lmp < in.x", {"in.x": READS + "restart 100 r.*\nrun 9 upto\n"}, "lammps", ["r.7"]),
         (
             "namd3 +p4 run.namd > log",
             {"run.namd": "outputName sim\nnumsteps 9\n"},
@@ -390,7 +390,7 @@ def test_what_a_recipe_cannot_read_from_the_command_is_a_reason_to_look_further(
         ("run $n upto\n", None),
         ("run 20000 &\n  upto\n", None),
         ("run 20000 start 0 stop 20000 upto\n", None),
-        ("# run 500\n", None),
+        ("# run 500\ninclude in.run\n", None),
     ],
 )
 def test_lammps_whose_last_run_is_no_upto_is_refused(
@@ -413,6 +413,14 @@ def test_lammps_whose_last_run_is_no_upto_is_refused(
         ("lmp -in in.x", "log none\n", "in.x: 'log none': the log tells"),
         ("lmp -in in.x", "  log prod.log append\n", "leave append out"),
         ("lmp -in in.x -log none", "", "-log none: its log tells"),
+        ("lmp -in in.x", "echo screen\n", "in.x: 'echo screen': the log tells which step"),
+        ("lmp -in in.x -echo none", "", "-echo none: its log tells which step"),
+        ("lmp -in in.x -e none", "", "-e none: its log tells which step"),
+        ("lmp -e screen -in in.x", "", "-e screen: its log tells which step"),
+        ("lmp -in in.x", "thermo_style custom temp step\n", "begin the columns with step"),
+        ("lmp -in in.x", "thermo_style multi\n", "have 'write_restart FILE' behind the run"),
+        ("lmp -in in.x", "thermo_style custom &\n  temp step\n", "begin the columns with step"),
+        ("lmp -in in.x", "thermo_style one\nthermo_style multi\n", "begin the columns with step"),
     ],
 )
 def test_lammps_without_a_log_of_its_own_is_refused(
@@ -421,6 +429,159 @@ def test_lammps_without_a_log_of_its_own_is_refused(
     (tmp_path / "in.x").write_text(f"{line}{READS}restart 100 ck.a ck.b\nrun 500 upto\n")
     choice = choose(work(tmp_path, "bash", "-c", command), recipes=SHIPPED.values())
     assert said in dict(choice.rejected)["lammps"]
+
+
+def probe_lammps(place: Path, script: str) -> str | None:
+    """Why a script that can go on is refused."""
+    (place / "in.x").write_text(READS + script)
+    return Application(SHIPPED["lammps"]).probe(work(place, "lmp", "-in", "in.x"))
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        "custom step temp",
+        "custom &\n  step temp",
+        "one",
+        "multi\nthermo_style custom step temp",
+        "custom temp step\nwrite_restart ck.last",
+        "custom temp step\nwrite_restart ck.last noinit # the end",
+    ],
+)
+def test_lammps_that_tells_its_step_is_taken(tmp_path: Path, style: str) -> None:
+    script = f"restart 100 ck.a ck.b\nrun 500 upto\nthermo_style {style}\n"
+    assert probe_lammps(tmp_path, script) is None
+
+
+@pytest.mark.parametrize("name", ["end.*.rst", "ck.${mode}", "$n", "ck.%"])
+def test_a_file_whose_name_only_lammps_knows_does_not_tell_the_step(
+    tmp_path: Path, name: str
+) -> None:
+    """The work would never be complete."""
+    script = f"thermo_style custom temp\nrun 500 upto\nwrite_restart {name}\n"
+    said = probe_lammps(tmp_path, f"restart 100 ck.a ck.b\n{script}")
+    assert "begin the columns with step" in (said or "")
+
+
+PART = "restart 100 ck.a ck.b\n"
+LIMIT = "timer timeout ${timeout} every 100\n"
+RESET = 'if "${mode} == start" then "run 500" "reset_timestep 0"\n'
+LIMITED = 'if "${mode} == start" then &\n "timer timeout 0:10" &\n "run 5" &\n "reset_timestep 0"\n'
+
+
+@pytest.mark.parametrize(
+    ("script", "refused"),
+    [
+        (LIMIT + RESET + PART, "timer timeout ${timeout} every 100"),
+        ("timer full timeout 1:0\nrun 5\nreset_timestep 0\n" + PART, "timer full timeout 1:0"),
+        (LIMITED + PART, '"timer timeout 0:10" &'),
+        (PART + RESET, "restart 100 ck.a ck.b"),
+        (PART + RESET + "restart 100 pr.a pr.b\n", "restart 100 ck.a ck.b"),
+        ("timer timeout off\n" + RESET + PART + LIMIT, None),
+        ("restart 0\n# restart 5 a b\n" + RESET + LIMIT + PART, None),
+        (LIMIT + PART + "# reset_timestep 0\n", None),
+    ],
+)
+def test_lammps_whose_equilibration_could_be_cut_and_left_out_is_refused(
+    tmp_path: Path, script: str, refused: str | None
+) -> None:
+    """When the time is over LAMMPS passes over every later run, resets the step all the same, and
+    a later link begins behind it. So would one that goes on from a restart file of that part."""
+    said = probe_lammps(tmp_path, f"{script}run 9000 upto\nwrite_restart ck.last\n")
+    if refused is None:
+        assert said is None
+    else:
+        assert said is not None and said.startswith(f"in.x: '{refused}': ")
+        assert "two commands with 'then:'" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("fix h all halt 100 tlimit > 3500", "taken for complete; use 'timer timeout'"),
+        ("fix h all halt 100 diskfree < 1e3 path /tmp error soft", "taken for complete"),
+        ('if "1" then "fix h all halt 9 tlimit > 5"', "taken for complete"),
+        ("fix h all halt 100 v_t > 2.0 error continue message no", "leave 'message no' out"),
+        ("fix h all halt 100 v_t > 2.0 error continue message yes", None),
+        ("fix h all halt 100 bondmax > 1.5", None),
+    ],
+)
+def test_a_halt_that_is_no_end_of_the_work_is_refused(
+    tmp_path: Path, line: str, said: str | None
+) -> None:
+    why = probe_lammps(tmp_path, f"restart 100 ck.a ck.b\n{line}\nrun 500 upto\n")
+    assert why is None if said is None else said in (why or "")
+
+
+@pytest.mark.parametrize(
+    ("script", "files"),
+    [
+        ("restart 10000 poly.restart", ["poly.restart.*"]),
+        ("restart 10000 poly.restart # each", ["poly.restart.*"]),
+        ("restart 100000 arch.rst\nrestart 1000 ck.a ck.b", ["ck.a", "ck.b", "arch.rst.*"]),
+        ("restart 500 eq.a eq.b\nrun 500\nrestart 500 ck.a ck.b", ["ck.a", "ck.b"]),
+        ("restart v_s x", ["x.*"]),
+        ("restart ${n} ck.a ck.b", ["ck.a", "ck.b"]),
+        ("restart 100 ck.*.rst", ["ck.*.rst"]),
+        ("restart 100 ck.a ck.b\r", ["ck.a", "ck.b"]),
+        ("restart 100 ck.a ck.b\nwrite_restart last\nrestart 0", ["ck.a", "ck.b", "last"]),
+    ],
+)
+def test_every_form_of_lammps_restarts_is_found(
+    tmp_path: Path, script: str, files: list[str]
+) -> None:
+    assert probe_lammps(tmp_path, f"{script}\nrun 500 upto\n") is None
+    level = Application(SHIPPED["lammps"])
+    level.first(work(tmp_path, "lmp", "-in", "in.x"))
+    filled = [level._values.fill(pattern) for pattern in SHIPPED["lammps"].restart.files]
+    assert files == [text for text in filled if text is not None]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("restart 100 ck.%", "leave the % out"),
+        ("restart 100 ck.a.% ck.b.% nfile 4", "leave the % out"),
+        ("restart 100 ck.a &\n  ck.b", "write 'restart N ck.a ck.b' in one line"),
+        ("restart $(v_n * 10) ck.a ck.b", "write 'restart N ck.a ck.b' in one line"),
+        ('restart 100 "ck.a" "ck.b"', "write 'restart N ck.a ck.b' in one line"),
+    ],
+)
+def test_lammps_restarts_that_would_not_be_found_are_refused(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    """Also if it has another file: all but what that one has would be lost in a kill."""
+    why = probe_lammps(tmp_path, f"{line}\nrun 500 upto\nwrite_restart ck.last\n")
+    assert said in (why or "")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("minimize 1e-4 1e-6 100 1000\n", "its last run is 'run N upto'"),
+        ("minimize 1e-4 1e-6 100 1000\nrun 0\n# run 500 upto\n", "its last run is 'run N upto'"),
+        ("run 500 upto\nlog post.log\nrun 0\n", "in.x: 'log post.log': the log of the last run"),
+        ("run 100\nlog prod.log\nrun 500 upto\n", None),
+        ('log prod.log\nif "1" then "run 500 upto"\n', None),
+        ("log prod.log\njump in.more\n", None),
+    ],
+)
+def test_lammps_that_would_never_be_complete_is_refused(
+    tmp_path: Path, script: str, said: str | None
+) -> None:
+    why = probe_lammps(tmp_path, f"restart 100 ck.a ck.b\n{script}")
+    assert why is None if said is None else said in (why or "")
+
+
+def test_the_log_of_a_link_that_was_killed_is_no_script(tmp_path: Path) -> None:
+    """It has the beginning of one: a run that is no upto, and no restart file behind it yet."""
+    (tmp_path / "in.x").write_text(
+        f"{READS}restart 100 ck.a ck.b\nthermo_style custom temp\nrun 100\nrun 500 upto\n"
+        "write_restart ck.last\n"
+    )
+    (tmp_path / "x.log").write_text("LAMMPS (29 Sep 2021)\nthermo_style custom temp\nrun 100\n")
+    this = work(tmp_path, "lmp", "-in", "in.x", "-log", "x.log")
+    assert Application(SHIPPED["lammps"]).probe(this) is None
 
 
 @pytest.mark.parametrize(

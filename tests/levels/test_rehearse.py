@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from molecules import argon, require
 
+from hpc_ckpt import processes
 from hpc_ckpt.chain.layers import load
 from hpc_ckpt.chain.planning import make_plan
 
@@ -149,6 +151,22 @@ def test_a_program_that_begins_anew_has_not_survived(
     found = json.loads(done.stdout)
     assert [("solver", survived)] == [(one["level"], one["survived"]) for one in found[:1]]
     assert said in found[0]["why"]
+
+
+def test_what_a_program_leaves_running_is_ended_with_it(place: Path) -> None:
+    """A daemon of each of its two runs: on a login node it would stay for good."""
+    solver(place, "recipes/solver.yaml", GOES_ON)
+    pids, began = place / "pids", "import os, sys, time\n"
+    helper = f'os.system("setsid sleep 1000 & echo $! >> {pids}")\n'
+    script = (place / "solver").read_text()
+    (place / "solver").write_text(script.replace(began, began + helper))
+    done = rehearse(place, "--level=application", "--run=2s", "--json", "--", "./solver")
+    assert [True] == [one["survived"] for one in json.loads(done.stdout)], done.stderr
+    left = [int(pid) for pid in pids.read_text().split()]
+    there = [pid for pid in left if processes.stat_of(pid) is not None]
+    for pid in there:
+        os.kill(pid, signal.SIGKILL)
+    assert (2, []) == (len(left), there)
 
 
 @pytest.mark.parametrize(
