@@ -8,7 +8,7 @@ BENCH := $(VENV_BENCH)/bin
 STAMPS := .make
 TEST_PACKAGES := slurmctld slurmd slurm-client munge gcc e2fsprogs util-linux openmpi-bin \
   slurmdbd mariadb-server slurm-wlm-mysql-plugin gromacs lammps \
-  quantum-espresso r-base-core snakemake
+  quantum-espresso r-base-core snakemake charliecloud
 CLUSTER := $(STAMPS)/slurm
 # Where the way in which Slurm finds the processes of a job matters: signals, and how links end.
 OTHER_TRACKING := $(foreach name,chain signals cancelling,tests/slurm/test_$(name)_on_slurm.py)

@@ -13,6 +13,7 @@ for package in $PACKAGES; do
         gromacs) command -v gmx >/dev/null || missing="$missing $package" ;;
         lammps) command -v lmp >/dev/null || missing="$missing $package" ;;
         quantum-espresso) command -v pw.x >/dev/null || missing="$missing $package" ;;
+        charliecloud) command -v ch-run >/dev/null || missing="$missing $package" ;;
         r-base-core) command -v Rscript >/dev/null || missing="$missing $package" ;;
         munge) [ -x /usr/sbin/munged ] || missing="$missing $package" ;;
         python3-venv) "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || missing="$missing $package" ;;
