@@ -233,14 +233,9 @@ class Clockwork:
 
 
 def _slowest_save(records: Iterable[dict[str, Any]]) -> float | None:
-    """Of those that seemed to hang, which have no full_s, only where no other is on record."""
-    committed = [r for r in records if r["event"] == Event.COMMITTED.value]
-    for said in ("full_s", "save_s"):
-        seconds = [r.get(said, r.get("save_s")) for r in committed]
-        known = [float(s) for s in seconds if isinstance(s, (int, float))]
-        if known:
-            return max(known)
-    return None
+    committed = (r for r in records if r["event"] == Event.COMMITTED.value)
+    seconds = [r.get("full_s", r.get("save_s")) for r in committed]
+    return max((float(s) for s in seconds if isinstance(s, (int, float))), default=None)
 
 
 def _slowest_step(records: Iterable[dict[str, Any]]) -> float:

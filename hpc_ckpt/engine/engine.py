@@ -32,7 +32,7 @@ from .snapshot import SLOTS, Camera
 from .steady import Steady
 from .tidying import Tidier
 from .times import SaveTimes
-from .underway import UnderWay, patience_s
+from .underway import STUCK_S, UnderWay, patience_s
 from .warming import Warming
 
 log = logging.getLogger("hpc_ckpt")
@@ -368,7 +368,7 @@ class Engine:
         about, elapsed_s = order.about, self._clock() - order.began_s
         full_s = self._under_way.at_full_speed(order)
         if order.given_up:  # how long it hung says little of the next one
-            self._times.guess(full_s)
+            self._times.guess(min(full_s, STUCK_S))  # else the next may hang four times as long
         else:
             self._times.add(stall_s=order.stall_s, save_s=full_s)
             self._publisher.stack.note(order.tier, committed.size, full_s)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import events, fsio, lease, preflight, rundir
+from ..engine.underway import STUCK_S
 from ..errors import LinkEnded, RootError, SpecError, UserError
 from ..events import Event, EventLog
 from ..lease import Lease
@@ -211,7 +212,7 @@ def known_save_s(place: RunDir, generation: int) -> float | None:
         for earlier in sorted(files, reverse=True):
             slowest = _slowest_save(files[earlier], said)
             if slowest is not None:
-                return slowest
+                return slowest if said == "full_s" else min(slowest, STUCK_S)
     return None
 
 

@@ -32,7 +32,9 @@ _START = 2
 """SYNC_FILE_RANGE_WRITE."""
 _FINISH = 1 | 2 | 4
 """And wait, before and after."""
-_LEFT_TO_FSYNC = (errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.ENOTSUP, errno.EINTR)
+_LEFT_TO_FSYNC = frozenset(
+    (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.ESPIPE, errno.ENOTSUP, errno.EINTR)
+)
 """Not to be had here, or interrupted: it says nothing of the bytes."""
 
 
