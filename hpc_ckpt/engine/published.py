@@ -27,7 +27,7 @@ class Guard:
 
     The lease lies in the run directory. Where that does not answer, other tiers are committed to
     all the same: once a newer generation has committed, readers never choose an older one's.
-    Nothing is removed then.
+    Nothing is removed then; one that is gone as a whole is not noticed.
     """
 
     def __init__(self, lease: Callable[[], None], stack: Stack, events: EventLog) -> None:
