@@ -12,6 +12,7 @@ Standard library only: the link runner is built on this.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -67,7 +68,18 @@ class Lease:
 
     def check(self) -> None:
         """Raise Fenced if a newer generation exists. Every commit looks here first."""
-        newest = highest(self.rundir)
+        self._compare(highest(self.rundir))
+
+    def confirm(self) -> None:
+        """The same from outside the run directory: OSError where this generation is not in it,
+        as when it is unmounted. Then nobody can tell whether there is a newer one."""
+        taken = generations(self.rundir)
+        self._compare(max(taken, default=0))
+        if self.generation not in taken:
+            gone = file_of(self.rundir, self.generation)
+            raise FileNotFoundError(errno.ENOENT, "the lease is not there any more", str(gone))
+
+    def _compare(self, newest: int) -> None:
         if newest > self.generation:
             raise Fenced(self.generation, newest)
 

@@ -58,7 +58,7 @@ class Engine:
         self._under_way = UnderWay(clock, self._failures.drop)
         self._warming = Warming(self._camera)
         self._pacing = Pacing()
-        guard = Guard(publisher.lease.check, publisher.stack, publisher.events)
+        guard = Guard(publisher.lease, publisher.stack, publisher.events)
         self._tidier = Tidier(
             publisher.keep,
             publisher.lease,
@@ -80,7 +80,7 @@ class Engine:
         )
         self.destination = Destination(publisher.stack, self._under_way, self._drainer)
         self._steady = Steady()
-        self._published = Published(guard.for_commit)
+        self._published = Published(lambda order: guard.for_commit(order.tier, urgent=order.urgent))
         if origin is not None:
             self._go_on_from(origin)
         self.snapshot_step = step

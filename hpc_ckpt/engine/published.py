@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..errors import BrokenOff, one_line
 from ..events import Event, EventLog
 from ..format.manifest import Manifest
+from ..lease import Lease
 from ..rundir import CheckpointKey
 from ..tiers.base import Tier
 from ..tiers.stack import Stack
@@ -20,6 +21,8 @@ log = logging.getLogger("hpc_ckpt")
 
 LEASE_S = 5.0
 """So long a save into another tier waits for the run directory, where the lease lies."""
+URGENT_LEASE_S = 1.0
+"""The same for one that may not have more."""
 
 
 class Guard:
@@ -27,19 +30,19 @@ class Guard:
 
     The lease lies in the run directory. Where that does not answer, other tiers are committed to
     all the same: once a newer generation has committed, readers never choose an older one's.
-    Nothing is removed then; one that is gone as a whole is not noticed.
+    Nothing is removed then. One that is gone as a whole does not answer either.
     """
 
-    def __init__(self, lease: Callable[[], None], stack: Stack, events: EventLog) -> None:
+    def __init__(self, lease: Lease, stack: Stack, events: EventLog) -> None:
         self._lease = lease
         self._stack = stack
         self._events = events
         self._told = False
 
-    def for_commit(self, tier: Tier) -> None:
+    def for_commit(self, tier: Tier, *, urgent: bool = False) -> None:
         """Raises Fenced; an OSError only of the run directory, for a commit there."""
         try:
-            self.for_removal(tier)
+            self._ask(tier, URGENT_LEASE_S if urgent else LEASE_S)
         except OSError as error:
             if self._is_home(tier):
                 raise
@@ -49,10 +52,13 @@ class Guard:
 
     def for_removal(self, tier: Tier) -> None:
         """Raises Fenced, and OSError where nobody can tell."""
+        self._ask(tier, LEASE_S)
+
+    def _ask(self, tier: Tier, patience_s: float) -> None:
         if self._is_home(tier):
-            self._lease()
+            self._lease.check()
         else:
-            self._stack.ask_home(self._lease, LEASE_S)
+            self._stack.ask_home(self._lease.confirm, patience_s)
 
     def _is_home(self, tier: Tier) -> bool:
         return tier.name == self._stack.home.name  # the drain hands on what only stands for one
@@ -70,7 +76,7 @@ class Guard:
 class Published:
     """Asked and told by the threads that commit."""
 
-    def __init__(self, guard: Callable[[Tier], None]) -> None:
+    def __init__(self, guard: Callable[[Order], None]) -> None:
         self._guard = guard
         self._lock = threading.Lock()
         self._last: Manifest | None = None
@@ -94,7 +100,7 @@ class Published:
 
     def check(self, order: Order, key: CheckpointKey) -> None:
         """Raises if the save may not be published: by this process, or not any more."""
-        self._guard(order.tier)
+        self._guard(order)
         if order.given_up and self.of(key) is not None:
             raise BrokenOff(f"step {key.step} was saved again while this save of it hung")
 

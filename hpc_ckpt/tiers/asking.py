@@ -7,6 +7,7 @@ Knows no tier's business: it asks, waits, and remembers who has not answered.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,17 +15,31 @@ PATIENCE_S = 20.0
 """Long for a listing on a bad day, short for a link that could go on without it."""
 READING_S = 60.0
 """The same for the next bytes of a checkpoint."""
+AGAIN_S = 60.0
+"""Who has not answered for so long is asked once more: one request may be lost for ever while
+others are answered."""
+UNANSWERED = 4
+"""No more than so many threads are left behind."""
 
 Answer = TypeVar("Answer")
 
 
 class Asker:
-    """Who has not answered is not asked again until it has; safe to share between threads."""
+    """Who has not answered is rarely asked again until it has; safe to share between threads."""
 
-    def __init__(self, patience_s: float | None = None) -> None:
+    def __init__(
+        self, patience_s: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._patience_s = patience_s
-        self.silent: set[str] = set()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._unanswered: dict[str, list[float]] = {}
+        """By name: since when it has owed answers; the oldest first."""
+
+    @property
+    def silent(self) -> set[str]:
         """Names of those that have not answered yet."""
+        return set(self._unanswered)
 
     def ask(
         self,
@@ -40,7 +55,7 @@ class Asker:
         """
         patience_s = self._patience_s if patience_s is None else patience_s
         patience_s = PATIENCE_S if patience_s is None else patience_s
-        if name in self.silent:
+        if not self._may_ask(name):
             raise TimeoutError("it has not answered since it was last asked")
         answers: list[Answer] = []
         errors: list[BaseException] = []
@@ -51,23 +66,40 @@ class Asker:
                 answers.append(question())
             except BaseException as error:  # noqa: BLE001 - raised where it was asked
                 errors.append(error)
-            ended.set()
-            self.silent.discard(name)
+            with self._lock:
+                ended.set()
+                self._unanswered.pop(name, None)
 
         try:
             # A daemon: a file system that hangs must not keep a finished program from ending.
             threading.Thread(target=put, name="hpc-ckpt-ask", daemon=True).start()
-        except RuntimeError:  # no thread to be had: asked here, as if it could not hang
+        except RuntimeError as error:  # no thread to be had: asked here, as if it could not hang
+            if name in self.silent:
+                raise TimeoutError("it has not answered since it was last asked") from error
             return question()
         if not _wait(ended, progress, patience_s):
-            self.silent.add(name)
-            if ended.is_set():  # in this very moment
-                self.silent.discard(name)
+            self._note_silence(name, ended)
             raise TimeoutError(f"it does not answer after {patience_s:g} s")
         if errors:
             # Not kept in this frame, which it keeps: what the question filled would stay as well.
             raise errors.pop()
         return answers[0]
+
+    def _may_ask(self, name: str) -> bool:
+        """Counts a question that is asked once more, so that no second one follows at once."""
+        with self._lock:
+            owed = self._unanswered.get(name)
+            if owed is None:
+                return True
+            if len(owed) >= UNANSWERED or self._clock() < owed[-1] + AGAIN_S:
+                return False
+            owed.append(self._clock())
+            return True
+
+    def _note_silence(self, name: str, ended: threading.Event) -> None:
+        with self._lock:
+            if not ended.is_set():  # else it has answered in this very moment
+                self._unanswered.setdefault(name, [self._clock()])
 
 
 def _wait(ended: threading.Event, progress: Callable[[], object], patience_s: float) -> bool:

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from hpc_ckpt.tiers import asking
 from hpc_ckpt.tiers.asking import Asker
 
 PATIENCE_S = 30.0
@@ -76,4 +77,54 @@ def test_who_got_on_once_is_not_waited_for_for_ever() -> None:
     with pytest.raises(TimeoutError, match=r"after 0\.02 s"):
         asker.ask("disk", over.wait, progress=lambda: next(moments), patience_s=0.02)
     assert {"disk"} == asker.silent
+    over.set()
+
+
+def test_one_lost_request_does_not_condemn_for_ever() -> None:
+    """After a while it is asked once more, and believed if it answers; few threads are left."""
+    now, over = [0.0], threading.Event()
+    asker = Asker(0.02, clock=lambda: now[0])
+
+    def fails(match: str) -> None:
+        with pytest.raises(TimeoutError, match=match):
+            asker.ask("disk", over.wait)
+
+    fails("does not answer")
+    for _ in range(asking.UNANSWERED - 1):
+        fails("has not answered since")
+        now[0] += asking.AGAIN_S
+        fails("does not answer")
+    now[0] += asking.AGAIN_S
+    fails("has not answered since")
+    over.set()
+
+
+def test_who_answers_the_next_question_is_asked_as_ever() -> None:
+    now, over = [0.0], threading.Event()
+    asker = Asker(0.02, clock=lambda: now[0])
+    with pytest.raises(TimeoutError):
+        asker.ask("disk", over.wait)
+    now[0] += asking.AGAIN_S
+    assert (1, set(), 2) == (
+        asker.ask("disk", lambda: 1, patience_s=PATIENCE_S),
+        asker.silent,
+        asker.ask("disk", lambda: 2, patience_s=PATIENCE_S),
+    )
+    over.set()
+
+
+def test_who_is_silent_is_not_asked_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would wait as long as it hangs."""
+    now, over = [0.0], threading.Event()
+    asker = Asker(0.02, clock=lambda: now[0])
+    with pytest.raises(TimeoutError):
+        asker.ask("disk", over.wait)
+    now[0] += asking.AGAIN_S
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(TimeoutError, match="has not answered since"):
+        asker.ask("disk", over.wait)
     over.set()

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from hpc_ckpt.engine import published as room
+from hpc_ckpt.engine.orders import Order
 from hpc_ckpt.engine.published import Guard, Published
 from hpc_ckpt.errors import BrokenOff, Fenced
 from hpc_ckpt.events import Event, EventLog, read
 from hpc_ckpt.format.manifest import Manifest, ShardRecord, digest
-from hpc_ckpt.rundir import CheckpointKey
-from hpc_ckpt.tiers.base import Tier
+from hpc_ckpt.lease import acquire_standalone
+from hpc_ckpt.rundir import CheckpointKey, RunDir
 from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.stack import Stack
 
@@ -39,7 +40,7 @@ def order(*, given_up: bool) -> Any:
 
 def test_one_that_was_given_up_does_not_outrank_a_later_save_of_its_step() -> None:
     """It would become a revision of it, or the same name with another state in another tier."""
-    published, key = Published(lambda tier: None), CheckpointKey(1, 4)
+    published, key = Published(lambda order: None), CheckpointKey(1, 4)
     published.check(order(given_up=True), key)
     published.add(manifest(4), 0)
     with pytest.raises(BrokenOff, match="saved again"):
@@ -52,8 +53,8 @@ def test_the_lease_is_looked_at() -> None:
     """For the tier that the save goes to."""
     asked: list[str] = []
 
-    def fenced(tier: Tier) -> None:
-        asked.append(tier.name)
+    def fenced(order: Order) -> None:
+        asked.append(order.tier.name)
         raise Fenced(1, 2)
 
     with pytest.raises(Fenced):
@@ -78,7 +79,7 @@ class Slow:
 
 def test_two_threads_that_publish_never_go_back() -> None:
     """The drain brings an older one home while a newer one is committed."""
-    published = Published(lambda tier: None)
+    published = Published(lambda order: None)
     published.stands(CheckpointKey(1, 1), lasts=True)
     newer = CheckpointKey(1, 3)
     other = threading.Thread(target=published.stands, args=(newer,), kwargs={"lasts": True})
@@ -99,7 +100,8 @@ class Home:
         )
         self.fast, self.root = self.stack.tiers
         self._events = EventLog(place / "events.jsonl")
-        self.guard = Guard(self._lease, self.stack, self._events)
+        lease: Any = SimpleNamespace(check=self._lease, confirm=self._lease)
+        self.guard = Guard(lease, self.stack, self._events)
 
     def _lease(self) -> None:
         self.answer()
@@ -190,3 +192,41 @@ def test_one_that_hangs_is_asked_once_and_known_to_hang(
         home.guard.for_commit(home.fast)
     assert (1, True) == (len(asked), home.stack.hangs(home.root))
     over.set()
+
+
+def test_a_final_save_waits_less_for_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may not have the seconds."""
+    over = threading.Event()
+    monkeypatch.setattr(room, "URGENT_LEASE_S", 0.05)
+    monkeypatch.setattr(room, "LEASE_S", 60.0)
+
+    def hang() -> None:
+        over.wait(60)
+
+    home.answer = hang
+    home.guard.for_commit(home.fast, urgent=True)
+    assert ["root"] == home.told()
+    over.set()
+
+
+def test_a_run_directory_that_is_gone_answers_nothing(tmp_path: Path) -> None:
+    """Unmounted: a newer generation in it would not be seen, so nothing is removed elsewhere."""
+    rundir = RunDir(tmp_path / "run")
+    rundir.create()
+    lease = acquire_standalone(rundir)
+    stack = Stack(
+        [DirectoryTier(tmp_path / "fast", name="fast"), DirectoryTier(rundir.root, name="root")]
+    )
+    fast, root = stack.tiers
+    events = EventLog(tmp_path / "events.jsonl")
+    guard = Guard(lease, stack, events)
+    guard.for_removal(fast)
+    rundir.root.rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError, match="the lease is not there any more"):
+        guard.for_removal(fast)
+    guard.for_commit(fast)
+    events.flush()
+    assert ["root"] == [record["tier"] for record in read(events.path)]
+    guard.for_commit(root)  # fails where it writes, with that error
+    (tmp_path / "away").rename(rundir.root)
+    guard.for_removal(fast)
