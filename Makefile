@@ -12,9 +12,7 @@ TEST_PACKAGES := slurmctld slurmd slurm-client munge gcc e2fsprogs util-linux op
 CLUSTER := $(STAMPS)/slurm
 # They wait more than they compute; files in their order, as the one that takes longest has one test.
 ON_SLURM := -n 3 --dist loadfile --no-loadscope-reorder
-# Where the way in which Slurm finds the processes of a job matters: signals, and how links end.
-OTHER_TRACKING := $(foreach name,chain signals cancelling,tests/slurm/test_$(name)_on_slurm.py)
-# How links end there: srun hears TERM too, so a link needs a kill wait as long as a real site's.
+# How links end where srun hears TERM too: it needs a kill wait as long as a real site's.
 OTHER_ENDS := $(foreach name,faults strategies,tests/slurm/test_$(name)_on_slurm.py)
 
 .PHONY: demo test soak check format packages criu slurm-up slurm-down bench bench-quick clean help
@@ -29,7 +27,7 @@ test: $(STAMPS)/installed-dev packages  ## everything: lint, types, tests, the r
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest -m "not slurm" -n 2 --dist loadfile
 	$(BIN)/python -m pytest -m slurm $(ON_SLURM)
-	DEVCLUSTER_PROCTRACK=linuxproc $(BIN)/python -m pytest $(OTHER_TRACKING) -n 2 --dist loadfile
+	DEVCLUSTER_PROCTRACK=linuxproc $(BIN)/python -m pytest -m slurm $(ON_SLURM) $(OTHER_ENDS:%=--ignore=%)
 	DEVCLUSTER_PROCTRACK=linuxproc DEVCLUSTER_KILL_WAIT=12 $(BIN)/python -m pytest $(OTHER_ENDS) -n 2 --dist loadfile
 
 soak: $(STAMPS)/installed-dev  ## at least 500 random kills; HPC_CKPT_SOAK and HPC_CKPT_SOAK_SEED change them

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
-from chains import cli, note, submit_chain, wait_until
-from devcluster import DevCluster
+from chains import TRACKING, cli, note, submit_chain, wait_until
+from devcluster import DevCluster, Proctrack
 
 from hpc_ckpt import lease
 from hpc_ckpt.chain.past import jobs_of
@@ -31,6 +34,14 @@ def writers(place: Path) -> dict[str, tuple[float, float]]:
             first = found.get(words[0], (float(words[1]), 0.0))[0]
             found[words[0]] = (first, float(words[1]))
     return found
+
+
+def kill_all_in(place: Path) -> None:
+    """Linuxproc does not find a process whose parent has ended, and waits for its output."""
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if link.readlink() == place:
+                os.kill(int(link.parent.name), signal.SIGKILL)
 
 
 def test_a_program_that_slurm_takes_for_dead_is_gone_before_the_next_begins(
@@ -60,4 +71,6 @@ def test_a_program_that_slurm_takes_for_dead_is_gone_before_the_next_begins(
         "the old program was killed by its shim before the new one began",
     )
     assert 0 == cli(idle_cluster, tmp_path, "stop", "run", "--now").returncode
+    if TRACKING is Proctrack.LINUXPROC:
+        kill_all_in(tmp_path)
     wait_until(lambda: idle_cluster.run("squeue", "-h").stdout == "", 60)
