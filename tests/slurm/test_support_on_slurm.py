@@ -49,7 +49,7 @@ def test_links_share_code_id_and_group_and_keep_their_logs_small(
     assert first == second
     assert first.startswith("train-") and first.endswith(" first")
     logs = sum(path.stat().st_size for path in chain.rundir.logs.glob("link-00000001.log*"))
-    assert logs < 3_000_000
+    assert logs < 5_000_000  # what is written between two looks, at 2 MB a second, comes on top
     assert chain.ledger("link.log_cut")
     modes = {stat.S_IMODE(place.stat().st_mode) for place in chain.rundir.places}
     assert {0o2770} == modes
