@@ -423,6 +423,8 @@ def test_lammps_whose_last_run_is_no_upto_is_refused(
         ("lmp -in in.x", "thermo_style multi\n", "have 'write_restart FILE' behind the run"),
         ("lmp -in in.x", "thermo_style custom &\n  temp step\n", "begin the columns with step"),
         ("lmp -in in.x", "thermo_style one\nthermo_style multi\n", "begin the columns with step"),
+        ("lmp -in in.x", "thermo_modify flush yes line multi\n", "leave that out, or have"),
+        ("lmp -in in.x", "thermo_modify colname step Schritt\n", "leave that out, or have"),
     ],
 )
 def test_lammps_without_a_log_of_its_own_is_refused(
@@ -447,6 +449,8 @@ def probe_lammps(place: Path, script: str) -> str | None:
         "one",
         "multi\nthermo_style custom step temp",
         "custom temp step\nwrite_restart ck.last",
+        "custom step temp\nthermo_modify line one flush yes",
+        "custom step temp\nthermo_modify line multi\nwrite_restart ck.last",
         "custom temp step\nwrite_restart ck.last noinit # the end",
     ],
 )
