@@ -186,7 +186,8 @@ class Recipe:
                 match = None if path in outputs else re.search(pattern, text, re.MULTILINE)
                 if match is not None:
                     said = why or f"not with recipe {self.name}"
-                    return f"{path.name}: '{match[0].strip()}': {said}"
+                    line = match["line" if "line" in match.re.groupindex else 0].strip()
+                    return f"{path.name}: '{line}': {said}"
         return None
 
     def why_not_again(self, call: Invocation, work: Work) -> str | None:

@@ -123,6 +123,32 @@ def test_lammps_goes_on_exactly_after_limits_a_kill_and_a_truncated_file(tmp_pat
     assert steps in reference
 
 
+def test_a_first_part_that_is_guarded_by_its_step_is_done_whole(tmp_path: Path) -> None:
+    """Killed in the middle of it, and cut by the limit: the next link does what is left of it."""
+    require("lmp")
+    first, steps = 2 * STEPS, 3 * STEPS
+    lennard_jones(tmp_path, steps)
+    script = (tmp_path / "in.lj").read_text()
+    guarded = f'if "$(step) < {first}" then "run {first} upto"\nunfix eq\nrun {steps} upto\n'
+    script = script.replace(f"run {steps} upto\n", guarded)
+    script = script.replace(
+        "thermo 1000\n", "fix eq all temp/rescale 100 1 1 0.02 1\nthermo 1000\n"
+    )
+    (tmp_path / "in.lj").write_text(script)
+    (tmp_path / "whole").mkdir()
+    alone = ["lmp", "-in", str(tmp_path / "in.lj")]
+    whole = subprocess.run(
+        alone, cwd=tmp_path / "whole", check=True, capture_output=True, text=True
+    )
+    striking = at_first_restart(tmp_path, lambda: kill(tmp_path, "lmp", "in.lj"))
+    status = chain(tmp_path, "lmp -in in.lj", "lammps", "7s")
+    striking.join()
+    assert "complete" == status["state"]
+    assert 0 < status["links"][0]["step_to"] < first
+    assert thermo(whole.stdout) == thermo(logs(tmp_path))
+    assert {first, steps} <= set(thermo(logs(tmp_path)))
+
+
 def test_what_was_written_after_the_last_save_is_not_lost(tmp_path: Path) -> None:
     """The steward is killed long after its last save; the program's own newer file counts."""
     require("lmp")

@@ -385,7 +385,9 @@ def test_what_a_recipe_cannot_read_from_the_command_is_a_reason_to_look_further(
         ("run 500 upto\n  run ${n} pre no # upto\n", "run ${n} pre no"),
         ("run 20000\nrun  0\n", "run 20000"),
         ("run 20000 upto\n", None),
-        ("run 500\nrun 20000 upto\nrun  0 # energies\n", None),
+        ("run 500\nrun 20000 upto\n", "run 500"),
+        ("label loop\nrun 500\nnext i\njump SELF loop\nrun 20000 upto\n", "run 500"),
+        ('if "$(step) < 500" then "run 500 upto"\nrun 20000 upto\nrun  0 # energies\n', None),
         ("run ${n} upto\n", None),
         ("run $n upto\n", None),
         ("run 20000 &\n  upto\n", None),
@@ -421,6 +423,8 @@ def test_lammps_whose_last_run_is_no_upto_is_refused(
         ("lmp -in in.x", "thermo_style multi\n", "have 'write_restart FILE' behind the run"),
         ("lmp -in in.x", "thermo_style custom &\n  temp step\n", "begin the columns with step"),
         ("lmp -in in.x", "thermo_style one\nthermo_style multi\n", "begin the columns with step"),
+        ("lmp -in in.x", "thermo_modify flush yes line multi\n", "leave that out, or have"),
+        ("lmp -in in.x", "thermo_modify colname step Schritt\n", "leave that out, or have"),
     ],
 )
 def test_lammps_without_a_log_of_its_own_is_refused(
@@ -445,6 +449,8 @@ def probe_lammps(place: Path, script: str) -> str | None:
         "one",
         "multi\nthermo_style custom step temp",
         "custom temp step\nwrite_restart ck.last",
+        "custom step temp\nthermo_modify line one flush yes",
+        "custom step temp\nthermo_modify line multi\nwrite_restart ck.last",
         "custom temp step\nwrite_restart ck.last noinit # the end",
     ],
 )
@@ -495,6 +501,65 @@ def test_lammps_whose_equilibration_could_be_cut_and_left_out_is_refused(
         assert "two commands with 'then:'" in said
 
 
+GUARDED = 'if "${mode} == start" then "run 500"\n'
+STEPPED = 'if "$(step) < 500" then "run 500 upto"\n'
+JUMP = 'if "${mode} == resume" then "jump SELF go_on"\n'
+OVER = "run 500\nlabel go_on\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "refused"),
+    [
+        (LIMIT + GUARDED + PART, LIMIT),
+        (PART + GUARDED + LIMIT, PART),
+        (PART + GUARDED.replace("500", "500 upto"), PART),
+        (PART + GUARDED.replace("500", "${n} upto"), PART),
+        (PART + "if '${restart} == none' then 'fix 2 all nvt' &\n 'run 500 upto'\n", PART),
+        (PART + 'if "$(step) == 0" then "run 500 upto"\n', PART),
+        (PART + STEPPED.replace(" upto", ""), PART),
+        (LIMIT + 'if "${mode} == start" then "minimize 0 1e-6 9 9"\n' + PART, LIMIT),
+        (PART + JUMP + OVER, PART),
+        (JUMP + PART + OVER, JUMP),
+        (GUARDED + PART + LIMIT, None),
+        (JUMP + OVER + PART + LIMIT, None),
+        (PART + LIMIT + STEPPED, None),
+        (PART + 'if "$(step) >= 500" then "jump SELF go_on"\nrun 500 upto\nlabel go_on\n', None),
+        (PART + "# " + GUARDED, None),
+        (PART + GUARDED.replace("500", "0"), None),
+        ("timer timeout off\nrestart 0\n" + GUARDED + PART, None),
+    ],
+)
+def test_lammps_whose_guarded_run_could_be_cut_and_left_out_is_refused(
+    tmp_path: Path, script: str, refused: str | None
+) -> None:
+    """A link that goes on leaves it out, finished or not; by its step it does what is left."""
+    said = probe_lammps(tmp_path, f"{script}run 9000 upto\nwrite_restart ck.last\n")
+    if refused is None:
+        assert said is None
+    else:
+        assert said is not None and said.startswith(f"in.x: '{refused.strip()}': ")
+        assert """write 'if "$(step) < N" then "run N upto"', make it a command""" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("minimize 1e-4 1e-6 100 1000", "every link would do it again"),
+        ("velocity all create 3.0 87287", "every link would do it again"),
+        ("reset_timestep 0 # now", "every link would do it again"),
+        ("run 500 upto", "later links are beyond that step"),
+        ('if "${mode} == start" then "velocity all create 3.0 87287"', None),
+        ("velocity all zero linear", None),
+        ("jump SELF on\nminimize 0 1e-6 9 9\nreset_timestep 0\nlabel on", None),
+    ],
+)
+def test_what_lammps_must_not_do_again_to_what_it_goes_on_from_is_refused(
+    tmp_path: Path, line: str, said: str | None
+) -> None:
+    why = probe_lammps(tmp_path, f"{line}\nrestart 100 ck.a ck.b\nrun 500 upto\n")
+    assert why is None if said is None else said in (why or "")
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -519,9 +584,11 @@ def test_a_halt_that_is_no_end_of_the_work_is_refused(
         ("restart 10000 poly.restart", ["poly.restart.*"]),
         ("restart 10000 poly.restart # each", ["poly.restart.*"]),
         ("restart 100000 arch.rst\nrestart 1000 ck.a ck.b", ["ck.a", "ck.b", "arch.rst.*"]),
-        ("restart 500 eq.a eq.b\nrun 500\nrestart 500 ck.a ck.b", ["ck.a", "ck.b"]),
+        ("restart 500 eq.a eq.b\nrun 0\nrestart 500 ck.a ck.b", ["ck.a", "ck.b"]),
         ("restart v_s x", ["x.*"]),
         ("restart ${n} ck.a ck.b", ["ck.a", "ck.b"]),
+        ("restart 9 ${x}.a ${x}.b\nrestart 9 ck.a ck.b", ["ck.a", "ck.b"]),
+        ('if "1" then "restart 9 a b"\nrestart 9 ck.a ck.b', ["ck.a", "ck.b"]),
         ("restart 100 ck.*.rst", ["ck.*.rst"]),
         ("restart 100 ck.a ck.b\r", ["ck.a", "ck.b"]),
         ("restart 100 ck.a ck.b\nwrite_restart last\nrestart 0", ["ck.a", "ck.b", "last"]),
@@ -545,6 +612,10 @@ def test_every_form_of_lammps_restarts_is_found(
         ("restart 100 ck.a &\n  ck.b", "write 'restart N ck.a ck.b' in one line"),
         ("restart $(v_n * 10) ck.a ck.b", "write 'restart N ck.a ck.b' in one line"),
         ('restart 100 "ck.a" "ck.b"', "write 'restart N ck.a ck.b' in one line"),
+        ("restart 100 ${name}.a ${name}.b", "in.x: 'restart 100 ${name}.a ${name}.b': its files"),
+        ("restart 100 $n.a $n.b # both", "without a variable in the names"),
+        ("units lj\nrestart 100 ${name}.*", "in.x: 'restart 100 ${name}.*': its files"),
+        ('if "${k} > 0" then "restart 100 ck.a ck.b"', "on a line of its own"),
     ],
 )
 def test_lammps_restarts_that_would_not_be_found_are_refused(
@@ -561,7 +632,7 @@ def test_lammps_restarts_that_would_not_be_found_are_refused(
         ("minimize 1e-4 1e-6 100 1000\n", "its last run is 'run N upto'"),
         ("minimize 1e-4 1e-6 100 1000\nrun 0\n# run 500 upto\n", "its last run is 'run N upto'"),
         ("run 500 upto\nlog post.log\nrun 0\n", "in.x: 'log post.log': the log of the last run"),
-        ("run 100\nlog prod.log\nrun 500 upto\n", None),
+        ("run 0\nlog prod.log\nrun 500 upto\n", None),
         ('log prod.log\nif "1" then "run 500 upto"\n', None),
         ("log prod.log\njump in.more\n", None),
     ],
@@ -576,8 +647,8 @@ def test_lammps_that_would_never_be_complete_is_refused(
 def test_the_log_of_a_link_that_was_killed_is_no_script(tmp_path: Path) -> None:
     """It has the beginning of one: a run that is no upto, and no restart file behind it yet."""
     (tmp_path / "in.x").write_text(
-        f"{READS}restart 100 ck.a ck.b\nthermo_style custom temp\nrun 100\nrun 500 upto\n"
-        "write_restart ck.last\n"
+        f"{READS}restart 100 ck.a ck.b\nthermo_style custom temp\n"
+        'if "$(step) < 100" then "run 100 upto"\nrun 500 upto\nwrite_restart ck.last\n'
     )
     (tmp_path / "x.log").write_text("LAMMPS (29 Sep 2021)\nthermo_style custom temp\nrun 100\n")
     this = work(tmp_path, "lmp", "-in", "in.x", "-log", "x.log")
@@ -594,7 +665,7 @@ def test_the_log_of_a_link_that_was_killed_is_no_script(tmp_path: Path) -> None:
         ("gmx_mpi mdrun -multidir a b", "-multidir: restart files in several directories"),
         ("gmx mdrun -h", "-h: nothing is run"),
         ("lmp -in in.x -partition 2x1", "-partition: several logs"),
-        ("lmp -in in.var", "cannot be known: {a} is '${name}.a'"),
+        ("lmp -in in.var", "'restart 100 ${name}.a ${name}.b': its files would not be found"),
         ("snakemake -j 1 -n", "-n: nothing is run"),
         ("snakemake -np", "nothing is run"),
         ("snakemake --dry-run all", "--dry-run: nothing is run"),
