@@ -67,21 +67,18 @@ class Lease:
         self._seat = seat
 
     def check(self) -> None:
-        """Raise Fenced if a newer generation exists. Every commit looks here first."""
-        self._compare(highest(self.rundir))
+        """Raise Fenced if a newer generation exists. Every commit looks here first.
 
-    def confirm(self) -> None:
-        """The same from outside the run directory: OSError where this generation is not in it,
-        as when it is unmounted. Then nobody can tell whether there is a newer one."""
+        OSError where this generation is not there either, as in a run directory that is unmounted:
+        nobody can tell then, and what is written to the bare place would be hidden.
+        """
         taken = generations(self.rundir)
-        self._compare(max(taken, default=0))
+        newest = max(taken, default=0)
+        if newest > self.generation:
+            raise Fenced(self.generation, newest)
         if self.generation not in taken:
             gone = file_of(self.rundir, self.generation)
             raise FileNotFoundError(errno.ENOENT, "the lease is not there any more", str(gone))
-
-    def _compare(self, newest: int) -> None:
-        if newest > self.generation:
-            raise Fenced(self.generation, newest)
 
     def release(self, *, program_left: bool = False) -> None:
         """Say that this generation publishes nothing more, so that the next need not wait.

@@ -58,7 +58,7 @@ class Engine:
         self._under_way = UnderWay(clock, self._failures.drop)
         self._warming = Warming(self._camera)
         self._pacing = Pacing()
-        guard = Guard(publisher.lease, publisher.stack, publisher.events)
+        guard = Guard(publisher.lease.check, publisher.stack, publisher.events)
         self._tidier = Tidier(
             publisher.keep,
             publisher.lease,

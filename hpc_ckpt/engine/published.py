@@ -11,7 +11,6 @@ from dataclasses import replace
 from ..errors import BrokenOff, one_line
 from ..events import Event, EventLog
 from ..format.manifest import Manifest
-from ..lease import Lease
 from ..rundir import CheckpointKey
 from ..tiers.base import Tier
 from ..tiers.stack import Stack
@@ -33,7 +32,7 @@ class Guard:
     Nothing is removed then. One that is gone as a whole does not answer either.
     """
 
-    def __init__(self, lease: Lease, stack: Stack, events: EventLog) -> None:
+    def __init__(self, lease: Callable[[], None], stack: Stack, events: EventLog) -> None:
         self._lease = lease
         self._stack = stack
         self._events = events
@@ -56,9 +55,9 @@ class Guard:
 
     def _ask(self, tier: Tier, patience_s: float) -> None:
         if self._is_home(tier):
-            self._lease.check()
+            self._lease()
         else:
-            self._stack.ask_home(self._lease.confirm, patience_s)
+            self._stack.ask_home(self._lease, patience_s)
 
     def _is_home(self, tier: Tier) -> bool:
         return tier.name == self._stack.home.name  # the drain hands on what only stands for one

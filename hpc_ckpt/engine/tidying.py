@@ -68,6 +68,8 @@ class Tidier:
         self._rounds = _Rounds()
         self._scrubber = Scrubber()
         self._swept: set[str] = set()
+        self._untidy: dict[str, str] = {}
+        """By tier: why nothing could be removed at the last commit."""
 
     def sweep_again(self, tier: Tier) -> None:
         """A save failed there: what it could not clear away itself may be cleared later."""
@@ -135,12 +137,20 @@ class Tidier:
         except Fenced as error:
             self._on_fenced(error)
         except Exception as error:  # noqa: BLE001 - the commit stands; the next one tidies again
-            said = one_line(error)
-            self._events.emit(Event.RETENTION_FAILED, tier=tier.name, error=said)
-            log.warning("could not remove old checkpoints: %s", error)
+            self._tell_that_all_stays(tier, error)
         else:
+            self._untidy.pop(tier.name, None)
             for key in removed:
                 self._events.emit(Event.REMOVED, checkpoint=key.directory_name, tier=tier.name)
+
+    def _tell_that_all_stays(self, tier: Tier, error: Exception) -> None:
+        """Once for the same reason: a run directory may be away for many commits."""
+        said = one_line(error)
+        if self._untidy.get(tier.name) == said:
+            return
+        self._untidy[tier.name] = said
+        self._events.emit(Event.RETENTION_FAILED, tier=tier.name, error=said)
+        log.warning("could not remove old checkpoints: %s", error)
 
     def _broken_in(self, tier: Tier) -> frozenset[CheckpointKey]:
         """None of these can be counted on: a holder that is damaged takes others with it."""

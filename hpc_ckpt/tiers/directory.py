@@ -49,6 +49,8 @@ class DirectoryTier:
         self.chunk = chunk
         self._live: set[str] = set()
         self._made = False
+        self.stands_in: Path | None = None
+        """A directory that must be there before this one is made: else it is not mounted."""
         self.claim: Callable[[], None] = lambda: None
         """Called once the directory is made: an OSError keeps everything from being saved there."""
         self.references = References()
@@ -108,6 +110,8 @@ class DirectoryTier:
         """Make the directory, the first time. One that was there and is gone is not made again:
         what is written where a file system should be mounted is lost when it comes back."""
         if not self._made:
+            if self.stands_in is not None:
+                self.stands_in.stat()
             fsio.make_directory(self.path)
             self.claim()
             self._made = True

@@ -274,6 +274,8 @@ def open_stack(
             owner = Owner(tier.path.parent, wish.name, rundir, chain)
             _check_owner(owner, asker)
             tier.claim = owner.claim
+        else:
+            tier.stands_in = rundir.lease
     return Stack(tiers, wishes={wish.name: wish for wish in wishes}, asker=asker)
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from test_tiers import recorded, run, settle, steps_of, tier_of
 
-from hpc_ckpt import Checkpointer, LinkEnded, checkpointer, events
+from hpc_ckpt import Checkpointer, LinkEnded, checkpointer, events, lease
 from hpc_ckpt.engine import published, underway
 from hpc_ckpt.engine.engine import Engine
 from hpc_ckpt.errors import NoCheckpoint
@@ -576,3 +576,43 @@ def test_a_tier_that_is_not_mounted_is_not_gone_back_behind(rundir: RunDir, fast
         run(rundir, fast, 1)
     fast.with_name("elsewhere").rename(fast)
     assert 2 == run(rundir, fast, 3).step
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["no directory", "a bare mount point"])
+@pytest.mark.parametrize("restored", [False, True], ids=["first link", "restored"])
+def test_a_run_directory_that_goes_before_the_first_save_is_not_made_anew(
+    tmp_path: Path, bare: bool, restored: bool
+) -> None:
+    """The next mount would hide what is written to the bare place, be it a checkpoint or DONE."""
+    root, away = tmp_path / "run", tmp_path / "away"
+    if restored:
+        train(root, 2)
+    before = {False: [], True: [NEWEST]}[restored]
+
+    def unmount() -> None:
+        root.rename(away)
+        if bare:
+            root.mkdir()
+
+    with pytest.raises(FileNotFoundError):
+        train(root, 4, at_the_first=unmount)
+    assert [] == list(root.rglob("*"))
+    if bare:
+        root.rmdir()
+    away.rename(root)
+    assert before == [key.directory_name for key in RunDir(root).committed()]
+    # Its process lives here; of one that has ended the next link need not be told.
+    lease.Lease(RunDir(root), lease.highest(RunDir(root))).release()
+    train(root, 4)
+    assert RunDir(root).done() is not None
+
+
+def train(root: Path, steps: int, at_the_first: Callable[[], object] = lambda: None) -> None:
+    """Saves nothing before the end."""
+    state = {"weights": torch.zeros(8)}
+    with Checkpointer(root, policy="every hour", state=state) as ckpt:
+        for number, _ in enumerate(ckpt.steps(steps)):
+            if number == 0:
+                at_the_first()
+            state["weights"] += 1
+            ckpt.step()

@@ -100,8 +100,7 @@ class Home:
         )
         self.fast, self.root = self.stack.tiers
         self._events = EventLog(place / "events.jsonl")
-        lease: Any = SimpleNamespace(check=self._lease, confirm=self._lease)
-        self.guard = Guard(lease, self.stack, self._events)
+        self.guard = Guard(self._lease, self.stack, self._events)
 
     def _lease(self) -> None:
         self.answer()
@@ -219,7 +218,7 @@ def test_a_run_directory_that_is_gone_answers_nothing(tmp_path: Path) -> None:
     )
     fast, root = stack.tiers
     events = EventLog(tmp_path / "events.jsonl")
-    guard = Guard(lease, stack, events)
+    guard = Guard(lease.check, stack, events)
     guard.for_removal(fast)
     rundir.root.rename(tmp_path / "away")
     with pytest.raises(FileNotFoundError, match="the lease is not there any more"):
@@ -227,6 +226,7 @@ def test_a_run_directory_that_is_gone_answers_nothing(tmp_path: Path) -> None:
     guard.for_commit(fast)
     events.flush()
     assert ["root"] == [record["tier"] for record in read(events.path)]
-    guard.for_commit(root)  # fails where it writes, with that error
+    with pytest.raises(FileNotFoundError, match="the lease is not there any more"):
+        guard.for_commit(root)
     (tmp_path / "away").rename(rundir.root)
     guard.for_removal(fast)

@@ -16,7 +16,7 @@ from hpc_ckpt.engine.tidying import Tidier
 from hpc_ckpt.errors import Fenced
 from hpc_ckpt.events import Event, EventLog, read
 from hpc_ckpt.format.image import lay_out
-from hpc_ckpt.lease import Lease
+from hpc_ckpt.lease import Lease, acquire_standalone
 from hpc_ckpt.rundir import CheckpointKey, RunDir
 from hpc_ckpt.settings import Best, Keep
 from hpc_ckpt.testing import PlainLeaf, image_of, make_checkpoint, plain_manifest
@@ -28,9 +28,14 @@ def fail(error: Fenced) -> None:
     raise error
 
 
+def taken(rundir: RunDir) -> Lease:
+    rundir.create()
+    return acquire_standalone(rundir)
+
+
 def tidier(rundir: RunDir, keep: Keep) -> Tidier:
     log = EventLog(rundir.events_file(1, "node"))
-    return Tidier(keep, Lease(rundir, 1), log, on_fenced=fail)
+    return Tidier(keep, taken(rundir), log, on_fenced=fail)
 
 
 def test_what_was_set_aside_goes_before_anything_else(tmp_path: Path) -> None:
@@ -61,7 +66,7 @@ def test_nothing_goes_while_the_run_directory_does_not_say_who_holds_it(tmp_path
         raise TimeoutError(f"it does not answer, for {asked.name}")
 
     log = EventLog(rundir.events_file(1, "node"))
-    one = Tidier(Keep(last=1), Lease(rundir, 1), log, on_fenced=fail, guard=silent)
+    one = Tidier(Keep(last=1), taken(rundir), log, on_fenced=fail, guard=silent)
     one.tidy(tier, committed)
     assert before == fsio.names_in(tier.path)
     (said,) = [r for r in read(log.path) if r["event"] == Event.RETENTION_FAILED.value]
@@ -152,7 +157,7 @@ def test_a_new_one_that_is_damaged_does_not_make_its_holder_so(
     """Which shard is damaged says the read-back; only that is written again."""
     told: list[str] = []
     log = EventLog(rundir.events_file(1, "node"))
-    one = Tidier(Keep(last=1), Lease(rundir, 1), log, on_fenced=fail, on_damaged=told.append)
+    one = Tidier(Keep(last=1), taken(rundir), log, on_fenced=fail, on_damaged=told.append)
     save(tier, 5)
     one.hurry()
     one.tidy(tier, save(tier, 10))
@@ -217,7 +222,7 @@ def test_where_one_hangs_the_next_leave_it_alone(
     """That is told once; when it has come back all goes on."""
     monkeypatch.setattr(tidying, "STUCK_S", 0.2)
     log = EventLog(rundir.events_file(1, "node"))
-    one = Tidier(Keep(last=1), Lease(rundir, 1), log, on_fenced=fail)
+    one = Tidier(Keep(last=1), taken(rundir), log, on_fenced=fail)
     one.tidy(slow, save(slow, 10))
     first = in_thread(one, slow, 20)
     assert slow.begun.wait(20)
@@ -233,7 +238,7 @@ def test_where_one_hangs_the_next_leave_it_alone(
 def test_one_that_does_not_hang_is_waited_for(rundir: RunDir, slow: Slow) -> None:
     """So that saves are not faster than the removal of old ones."""
     log = EventLog(rundir.events_file(1, "node"))
-    one = Tidier(Keep(last=1), Lease(rundir, 1), log, on_fenced=fail)
+    one = Tidier(Keep(last=1), taken(rundir), log, on_fenced=fail)
     one.tidy(slow, save(slow, 10))
     first = in_thread(one, slow, 20)
     assert slow.begun.wait(20)
