@@ -65,18 +65,20 @@ class Lease:
         self.rundir = rundir
         self.generation = generation
         self._seat = seat
+        self._place = _identity(rundir.lease)
 
     def check(self) -> None:
         """Raise Fenced if a newer generation exists. Every commit looks here first.
 
         OSError where this generation is not there either, as in a run directory that is unmounted:
-        nobody can tell then, and what is written to the bare place would be hidden.
+        nobody can tell then, and what is written to the bare place would be hidden. A file that a
+        purge of old ones took out of the same directory is not missed.
         """
         taken = generations(self.rundir)
         newest = max(taken, default=0)
         if newest > self.generation:
             raise Fenced(self.generation, newest)
-        if self.generation not in taken:
+        if self.generation not in taken and _identity(self.rundir.lease) != self._place:
             gone = file_of(self.rundir, self.generation)
             raise FileNotFoundError(errno.ENOENT, "the lease is not there any more", str(gone))
 
@@ -115,7 +117,7 @@ def acquire(rundir: RunDir, holder: Holder, waiting: Waiting) -> Lease:
     claim = _write_claim(rundir, holder)
     try:
         while True:
-            last = highest(rundir)
+            last = max(highest(rundir), _saved(rundir))
             _wait_for_release(rundir, last, waiting, end)
             try:
                 taken = _link(claim, file_of(rundir, last + 1))
@@ -227,6 +229,12 @@ def holder_of(rundir: RunDir, generation: int) -> Holder | None:
     return _read_holder(file_of(rundir, generation))
 
 
+def _saved(rundir: RunDir) -> int:
+    """The newest generation that has saved: its file may be gone, purged or not copied, and what
+    is saved by a lower one would not be chosen."""
+    return max((key.generation for key in rundir.all_keys()), default=0)
+
+
 def _read_holder(file: Path) -> Holder | None:
     try:
         record = json.loads(file.read_bytes())
@@ -322,6 +330,14 @@ def _seats(rundir: RunDir, generation: int) -> list[int]:
     return [
         int(number) for before, mark, number in found if mark and not before and number.isdecimal()
     ]
+
+
+def _identity(place: Path) -> tuple[int, int] | None:
+    try:
+        found = place.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino)
 
 
 def _seat_file(rundir: RunDir, generation: int, number: int) -> Path:

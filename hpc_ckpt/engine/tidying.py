@@ -68,7 +68,7 @@ class Tidier:
         self._rounds = _Rounds()
         self._scrubber = Scrubber()
         self._swept: set[str] = set()
-        self._untidy: dict[str, str] = {}
+        self._untidy: dict[str, tuple[str, int | None]] = {}
         """By tier: why nothing could be removed at the last commit."""
 
     def sweep_again(self, tier: Tier) -> None:
@@ -145,11 +145,11 @@ class Tidier:
 
     def _tell_that_all_stays(self, tier: Tier, error: Exception) -> None:
         """Once for the same reason: a run directory may be away for many commits."""
-        said = one_line(error)
-        if self._untidy.get(tier.name) == said:
+        reason = (type(error).__name__, getattr(error, "errno", None))
+        if self._untidy.get(tier.name) == reason:
             return
-        self._untidy[tier.name] = said
-        self._events.emit(Event.RETENTION_FAILED, tier=tier.name, error=said)
+        self._untidy[tier.name] = reason
+        self._events.emit(Event.RETENTION_FAILED, tier=tier.name, error=one_line(error))
         log.warning("could not remove old checkpoints: %s", error)
 
     def _broken_in(self, tier: Tier) -> frozenset[CheckpointKey]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -33,13 +34,15 @@ class Asker:
         self._patience_s = patience_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._unanswered: dict[str, list[float]] = {}
-        """By name: since when it has owed answers; the oldest first."""
+        self._silent: dict[str, float] = {}
+        """By name: when it was last asked without an answer."""
+        self._lost: Counter[str] = Counter()
+        """By name: threads that nobody waits for any more."""
 
     @property
     def silent(self) -> set[str]:
         """Names of those that have not answered yet."""
-        return set(self._unanswered)
+        return {*self._silent, *(name for name, lost in self._lost.items() if lost >= UNANSWERED)}
 
     def ask(
         self,
@@ -59,7 +62,7 @@ class Asker:
             raise TimeoutError("it has not answered since it was last asked")
         answers: list[Answer] = []
         errors: list[BaseException] = []
-        ended = threading.Event()
+        ended, lost = threading.Event(), threading.Event()
 
         def put() -> None:
             try:
@@ -68,7 +71,8 @@ class Asker:
                 errors.append(error)
             with self._lock:
                 ended.set()
-                self._unanswered.pop(name, None)
+                self._silent.pop(name, None)
+                self._lost[name] -= lost.is_set()
 
         try:
             # A daemon: a file system that hangs must not keep a finished program from ending.
@@ -78,7 +82,11 @@ class Asker:
                 raise TimeoutError("it has not answered since it was last asked") from error
             return question()
         if not _wait(ended, progress, patience_s):
-            self._note_silence(name, ended)
+            with self._lock:
+                if not ended.is_set():  # else it has answered in this very moment
+                    lost.set()
+                    self._lost[name] += 1
+                    self._silent[name] = self._clock()
             raise TimeoutError(f"it does not answer after {patience_s:g} s")
         if errors:
             # Not kept in this frame, which it keeps: what the question filled would stay as well.
@@ -86,20 +94,16 @@ class Asker:
         return answers[0]
 
     def _may_ask(self, name: str) -> bool:
-        """Counts a question that is asked once more, so that no second one follows at once."""
+        """A question that is asked once more counts at once, so that no second one follows it."""
         with self._lock:
-            owed = self._unanswered.get(name)
-            if owed is None:
-                return True
-            if len(owed) >= UNANSWERED or self._clock() < owed[-1] + AGAIN_S:
+            if self._lost[name] >= UNANSWERED:
                 return False
-            owed.append(self._clock())
+            now, since = self._clock(), self._silent.get(name)
+            if since is not None:
+                if now < since + AGAIN_S:
+                    return False
+                self._silent[name] = now
             return True
-
-    def _note_silence(self, name: str, ended: threading.Event) -> None:
-        with self._lock:
-            if not ended.is_set():  # else it has answered in this very moment
-                self._unanswered.setdefault(name, [self._clock()])
 
 
 def _wait(ended: threading.Event, progress: Callable[[], object], patience_s: float) -> bool:

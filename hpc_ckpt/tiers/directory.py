@@ -8,6 +8,7 @@ Reads and removes; tiers/staging.py writes and commits. It does not decide what 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -110,8 +111,9 @@ class DirectoryTier:
         """Make the directory, the first time. One that was there and is gone is not made again:
         what is written where a file system should be mounted is lost when it comes back."""
         if not self._made:
-            if self.stands_in is not None:
-                self.stands_in.stat()
+            if self.stands_in is not None and not fsio.is_directory(self.stands_in):
+                away = "the run directory is not there (not mounted?)"
+                raise FileNotFoundError(errno.ENOENT, away, str(self.stands_in))
             fsio.make_directory(self.path)
             self.claim()
             self._made = True

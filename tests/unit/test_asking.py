@@ -128,3 +128,23 @@ def test_who_is_silent_is_not_asked_without_a_thread(monkeypatch: pytest.MonkeyP
     with pytest.raises(TimeoutError, match="has not answered since"):
         asker.ask("disk", over.wait)
     over.set()
+
+
+def test_answers_in_between_do_not_let_lost_threads_pile_up() -> None:
+    now, over = [0.0], threading.Event()
+    asker = Asker(0.02, clock=lambda: now[0])
+    for number in range(asking.UNANSWERED):
+        if number:
+            now[0] += asking.AGAIN_S
+            assert 1 == asker.ask("disk", lambda: 1, patience_s=PATIENCE_S)
+        with pytest.raises(TimeoutError, match="does not answer"):
+            asker.ask("disk", over.wait)
+    now[0] += asking.AGAIN_S
+    assert {"disk"} == asker.silent
+    with pytest.raises(TimeoutError, match="has not answered since"):
+        asker.ask("disk", lambda: 1)
+    over.set()
+    for thread in threading.enumerate():
+        if thread.name == "hpc-ckpt-ask":
+            thread.join(PATIENCE_S)
+    assert (set(), 2) == (asker.silent, asker.ask("disk", lambda: 2, patience_s=PATIENCE_S))

@@ -15,7 +15,7 @@ import pytest
 from hpc_ckpt import fsio, lease
 from hpc_ckpt.errors import Fenced, RootError
 from hpc_ckpt.lease import Holder, Waiting
-from hpc_ckpt.rundir import RunDir
+from hpc_ckpt.rundir import MANIFEST_NAME, CheckpointKey, RunDir
 
 
 class Clock:
@@ -371,3 +371,32 @@ def test_a_root_that_takes_no_file_does_not_keep_a_link_from_its_work(
     joined = lease.join(rundir, 1)
     joined.leave()
     assert 1 == joined.generation
+
+
+# ── files that a purge of old ones takes ──────────────────────────────────────────────────
+def test_a_purged_lease_keeps_nobody_from_saving(rundir: RunDir) -> None:
+    """Its directory is the same: the run directory is there, and no newer generation in it."""
+    held = lease.acquire_standalone(rundir)
+    lease.file_of(rundir, 1).unlink()
+    held.check()
+    lease.file_of(rundir, 2).touch()
+    with pytest.raises(Fenced):
+        held.check()
+
+
+def test_another_directory_in_its_place_does_not_count(rundir: RunDir, tmp_path: Path) -> None:
+    held = lease.acquire_standalone(rundir)
+    rundir.root.rename(tmp_path / "away")
+    for bare in (False, True):
+        if bare:
+            rundir.create()
+        with pytest.raises(FileNotFoundError, match="the lease is not there any more"):
+            held.check()
+
+
+def test_generations_go_on_above_what_was_saved(rundir: RunDir) -> None:
+    """From a lower one nothing would be chosen: purged leases, or a copy without them."""
+    saved = rundir.checkpoints / CheckpointKey(3, 30).directory_name
+    saved.mkdir()
+    (saved / MANIFEST_NAME).touch()
+    assert 4 == lease.acquire_standalone(rundir).generation
