@@ -21,9 +21,12 @@ MARK = "[redacted]"
 _NAME = r"[A-Za-z_][\w.-]{0,200}"
 _STRING = (
     r"""\$?"(?:[^"\\\n]|\\.)*"|\$'(?:[^'\\\n]|\\.)*'|'[^'\n]*'|"""
+    r"""\$?"(?:[^"\\]|\\.){1,1000}"(?=[\s;,&|)\]}]|\Z)|'[^'"]{1,1000}'(?=[\s;,&|)\]}]|\Z)|"""
     r"""\$?"[^"\n]*(?=\n|\Z)|'[^'"\n]*(?=["\n]|\Z)"""
 )
-"""In quotes, those of bash too; to the end of the line where the text was cut."""
+"""In quotes, those of bash too, of several lines where the last quote is the end of a word; to the
+end of the line where the text was cut."""
+_LONG_STRING = r"""\"{3}[\s\S]{0,4000}?\"{3}|'{3}[\s\S]{0,4000}?'{3}"""
 _PIECES = (
     r"""(?:\$?"(?=[\w$])(?:[^"\\\n]|\\.)*"|\$'(?:[^'\\\n]|\\.)*'|'(?=[\w$])[^'\n]*'|"""
     r"""[\w.@%+/~=-]+)*"""
@@ -31,19 +34,28 @@ _PIECES = (
 """What a shell takes for parts of the same word."""
 _SHELL = r"""\\[ !$&()*;<>?\[\]^{|}~#@%-]"""
 _BARE = rf"""(?:[^\s\0"'`\\]|{_SHELL})*(?:[^\s\0"'`\\,;)\]}}]|{_SHELL})"""
+_IN_BRACKETS = r"""[^()"']|"(?:[^"\\\n]|\\.){0,200}"|'[^'\n]{0,200}'"""
+_BRACKETS = (
+    rf"""\((?:{_IN_BRACKETS}|\((?:{_IN_BRACKETS}|\((?:{_IN_BRACKETS}){{0,200}}\)){{0,200}}\))"""
+    r"""{0,1000}\)"""
+)
+"""Brackets in brackets, three deep. Each sign can be read in one way only, and each bracket that is
+not closed ends the search of those before it."""
 _VALUE = re.compile(
     rf"""(?:(?i:bearer|basic|token|digest|apikey)[ ]{{1,3}}(?=[\w"']))?"""
     rf"""(?:(?P<escape>\\+)(?P<mark>["'])(?:(?!(?P=escape)(?P=mark)).)*(?P=escape)(?P=mark)|"""
-    rf"""(?:{_STRING}){_PIECES}|`[^`\n]*`|\[[^\]]{{0,4000}}\]|\{{[^{{}}]{{0,4000}}\}}|{_BARE}{_PIECES})"""
+    rf"""(?:{_LONG_STRING}|{_STRING}){_PIECES}|"""
+    rf"""(?:\$|[A-Za-z_][\w.]{{0,100}})?{_BRACKETS}(?:{_BARE})?{_PIECES}|`[^`\n]*`|\[[^\]]{{0,4000}}\]|\{{[^{{}}]{{0,4000}}\}}|{_BARE}{_PIECES})"""
 )
-"""In quotes, in quotes that stand in a quoted text, a list, a mapping, or a bare word; words of a
-shell can have several such pieces."""
+"""In quotes, in quotes that stand in a quoted text, in brackets, a call, a list, a mapping, or a
+bare word; words of a shell can have several such pieces."""
 _SPACE = r"(?:\s{0,3}(?=\S)|[ \t]{0,20})"
 _ASSIGNED = re.compile(
     rf"""(?<![\w.$-])-{{0,2}}(?P<name>{_NAME})"""
-    rf"""(?P<link>\\{{0,8}}["']?\]?{_SPACE}(?:=>|->|:=|={{1,3}}|:){_SPACE}(?:\\\n\s{{0,40}})?)"""
+    rf"""(?P<link>\\{{0,8}}["']?\]?{_SPACE}(?:=>|->|[:+?!]=|={{1,3}}|::?=?){_SPACE}(?:\\\n\s{{0,40}})?)"""
 )
-"""NAME=value, NAME: value, "NAME": "value", --name=value, x["NAME"] = value, NAME => value."""
+"""NAME=value, NAME: value, "NAME": "value", --name=value, x["NAME"] = value, NAME => value, and
+the operators of make and of shells that add or set by default."""
 _ITEMS = r"""\\{0,8}["'],(?=\\{0,8}["'])"""
 """The border of two items of a list, as machines write it."""
 _FLAGGED = re.compile(
@@ -82,6 +94,54 @@ _BEARER = re.compile(r"(?i)\b(?:bearer|basic)\s{1,10}(?P<value>[\w.~+/=-]{8,})")
 _NEXT = rf"""(?:\\{{0,8}}["']?,?\s{{1,40}}|{_ITEMS}|=)?"""
 """Between a short option and its value: nothing, a space, or the border of two list items."""
 _WORD = r"""(?:\\{1,8}["'][^"'\\\n]*\\{1,8}["']|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s"'`\\,;)\]}]+)"""
+_GAP = r"""(?:[ \t]{1,20}|\\{0,8}["'],\s{0,40}\\{0,8}["'])"""
+"""Between two words of a command, also as two items of a list."""
+_CONFIGURE = re.compile(
+    rf"\b(?:aws(?:{_GAP}[^\s\"',]{{1,60}}){{0,3}}?{_GAP}configure|dvc{_GAP}remote|"
+    rf"(?:rclone|git|gcloud|npm|yarn|pip|poetry|conda){_GAP}config){_GAP}"
+    r"(?:-|//|set\b|create\b|update\b|password\b|modify\b|\w{1,40}\.)(?:[^\n]|(?<=,)\n){0,1000}"
+)
+"""Programs whose settings are pairs of words; a list of words may have one a line."""
+_PAIR = re.compile(
+    rf"""(?<![\w.$-])(?P<name>{_NAME})(?P<link>[ \t]{{1,20}}|\\{{0,8}}["'],\s{{0,40}})"""
+    r"""(?=[^\s-])"""
+)
+_LOGIN = re.compile(
+    rf"\bwandb{_GAP}login(?:{_GAP}--?(?:host(?:=|{_GAP})[^\s\"',]{{1,200}}|[\w-]{{1,40}})){{0,4}}"
+    rf"{_GAP}(?P<value>(?!-)[^\s\"'\\`,;|&.()]{{1,200}}|\"[^\"\n]{{1,200}}\"|'[^'\n]{{1,200}}')"
+    r"(?=[ \t]*(?:[\n;|&#)\"'\\]|\Z)|[ \t]+--?\w)"
+)
+"""The last word of the command, or the last before options."""
+_AFTER_LOGIN = frozenset(
+    {
+        "failed",
+        "failure",
+        "first",
+        "again",
+        "required",
+        "needed",
+        "succeeded",
+        "successful",
+        "error",
+    }
+)
+_PIPED = re.compile(
+    r"\b(?:echo|printf)[ \t]{1,20}"
+    r"(?:(?:-[neE]{1,3}|\\?[\"']%s(?:\\{1,4}n)?\\?[\"'])[ \t]{1,20})?"
+    r"""(?P<value>(?:[^|\n;&"']|"[^"\n]{0,300}"|'[^'\n]{0,300}'){1,300}?)[ \t]{0,20}\|"""
+    r"(?:[^|\n;]{1,200}?(?:--password-stdin|--with-token|--passphrase-fd|\bsudo[ \t]{1,20}-S)|"
+    r"[ \t]{0,20}(?:docker|podman|helm|wandb|huggingface-cli|hf)\b[^|\n;]{1,100}?\blogin\b)"
+)
+"""echo password | docker login --password-stdin"""
+_HERE = re.compile(
+    rf"--(?:password-stdin|with-token)\b[^\n;|&<]{{0,200}}<<<[ \t]{{0,20}}(?P<value>{_WORD})"
+)
+_ORACLE = re.compile(
+    rf"(?:\bjdbc:oracle:\w{{1,20}}:|\b(?:sqlplus|sqlldr|expdp|impdp|rman)(?:{_GAP}-\w{{1,20}}){{0,5}}"
+    rf"{_GAP}(?:userid=)?\\?[\"']?)(?P<value>(?!/)[\w.$#-]{{1,100}}/(?:[^\s\"'\\]{{1,200}}(?=@)|"
+    r"[^\s\"'\\@]{1,200}))"
+)
+"""sqlplus user/password@database"""
 _PASSWORD_OPTION = re.compile(
     r"\b(?:(?:sshpass|mysql[\w-]{0,20}|mariadb[\w-]{0,20}|mongo\w{0,20}|7z\w{0,3}|twine)\b"
     r"[^;|&]{0,200}?[\s\"']-p|"
@@ -117,7 +177,12 @@ _HOOK = re.compile(
     r"(?P<value>[^\s\"'`\\<>),;]+)"
 )
 """Addresses that whoever knows them may write to."""
-_URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,20}://(?P<value>[^\s/\"'<>]+)(?=@)", re.IGNORECASE)
+_URL = re.compile(
+    r"\b[a-z][a-z0-9+.-]{1,20}://(?P<value>[^\s/\"'<>]+|"
+    r"[^\s/\"'<>:@]{0,200}:(?!\d{1,5}/)[^\s\"'<>@:]{1,200})(?=@)",
+    re.IGNORECASE,
+)
+"""With a slash in the password too, unless what stands before it is a port."""
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,60}PRIVATE KEY-----(?P<value>.*?)"
     r"(?=-----END [A-Z0-9 ]{0,60}PRIVATE KEY-----|\Z)",
@@ -186,24 +251,39 @@ def _replace(text: str, file: str, every: Iterator[_Found], places: list[Place])
 
 
 # ── by name ───────────────────────────────────────────────────────────────────────────────
-def _named(head: re.Pattern[str], value: Callable[[re.Match[str]], re.Pattern[str]]) -> Pass:
-    """What follows a name. In a value that may stay the search goes on: a command line is one."""
+Value = Callable[[re.Match[str]], re.Pattern[str]]
+
+
+def _named(head: re.Pattern[str], value: Value) -> Pass:
+    """What follows a name."""
+    return lambda text: _following(head, value, text, 0, len(text))
+
+
+def _named_in(command: re.Pattern[str], head: re.Pattern[str], value: Value) -> Pass:
+    """The same within commands only."""
 
     def look(text: str) -> Iterator[_Found]:
-        place = 0
-        while (match := head.search(text, place)) is not None:
-            place = match.end()
-            name = match["name"].strip("-")
-            if secrecy(name) is None:
-                continue
-            told = value(match).match(text, place)
-            if told is None or not is_secret(name, _content(told[0])):
-                continue
-            place = told.end()
-            instead = _instead(told[0], match["link"])
-            yield _Found(told.start(), told.end(), f"value of {name}", instead)
+        for match in command.finditer(text):
+            yield from _following(head, value, text, *match.span())
 
     return look
+
+
+def _following(
+    head: re.Pattern[str], value: Value, text: str, place: int, end: int
+) -> Iterator[_Found]:
+    """In a value that may stay the search goes on: a command line is one."""
+    while (match := head.search(text, place, end)) is not None:
+        place = match.end()
+        name = match["name"].strip("-")
+        if secrecy(name) is None:
+            continue
+        told = value(match).match(text, place, end)
+        if told is None or not is_secret(name, _content(told[0])):
+            continue
+        place = told.end()
+        instead = _instead(told[0], match["link"])
+        yield _Found(told.start(), told.end(), f"value of {name}", instead)
 
 
 def _content(value: str) -> str:
@@ -269,7 +349,14 @@ def _user(match: re.Match[str]) -> str | None:
 
 
 def _said(match: re.Match[str]) -> str | None:
-    return None if tells_nothing(match["value"]) else f"what follows {match['name']}"
+    if secrecy(match["name"]) is None or tells_nothing(match["value"]):
+        return None
+    return f"what follows {match['name']}"
+
+
+def _login(match: re.Match[str]) -> str | None:
+    """In a sentence a word follows."""
+    return None if match["value"] in _AFTER_LOGIN else _known("a key of a command")(match)
 
 
 def _header(match: re.Match[str]) -> str | None:
@@ -289,6 +376,11 @@ _PASSES: tuple[Pass, ...] = (
     _formed(_URL, _known("user and password of an address")),
     _formed(_HEADER, _header),
     _formed(_BEARER, _known("credentials of a request")),
+    _formed(_ORACLE, _known("user and password of a database")),
+    _formed(_LOGIN, _login),
+    _formed(_PIPED, _known("a password for a command")),
+    _formed(_HERE, _known("a password for a command")),
+    _named_in(_CONFIGURE, _PAIR, _plain),
     _formed(_PASSWORD_OPTION, _known("a password of a command")),
     _formed(_USER_OPTION, _user),
     _formed(_NETRC, _known("a password")),

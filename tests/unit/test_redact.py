@@ -177,6 +177,67 @@ HEX = "0123456789abcdef0123456789abcdef01234567"
         ("bob:$2b$12$hunter2abcdefghijklmnopqrstuvwxyz", "hunter2"),
         ("the passphrase for key is hunter2", "hunter2"),
         ("Password for bob: hunter2", "hunter2"),
+        # names written as one word
+        ("APITOKEN=hunter", "hunter"),
+        ("AUTHTOK=hunter", "hunter"),
+        ("HF_AUTH_TOK: hunter", "hunter"),
+        ("train.py --wandbkey hunter", "hunter"),
+        ("WANDBKEY=hunter", "hunter"),
+        ("MYTOKEN=hunter", "hunter"),
+        ("HFTOKEN=hunter", "hunter"),
+        ("HFtoken=hunter", "hunter"),
+        ("GITHUBTOKEN=hunter", "hunter"),
+        ("sessionkey=hunter", "hunter"),
+        ("licensekey: hunter", "hunter"),
+        ("MYAPIKEY=1234", "1234"),
+        ("APIKEYS=a,hunter", "hunter"),
+        ("API_KEY_CACHE=hunter", "hunter"),
+        ("NEW_TOKEN=hunter", "hunter"),
+        ("key=hunter2", "hunter2"),
+        # other operators, brackets, several lines
+        ("TOKEN+=hunter", "hunter"),
+        ("TOKEN ?= hunter", "hunter"),
+        ("TOKEN ::= hunter", "hunter"),
+        ('if token != "hunter":', "hunter"),
+        ("auth=('me', 'hunter')", "hunter"),
+        ("get(url, auth=('me','hunter'), timeout=3)", "hunter"),
+        ("auth=(\n  'me',\n  'hunter',\n)", "hunter"),
+        ("auth=HTTPBasicAuth('me', 'hunter')", "hunter"),
+        ("auth=('me', 'a)hunter')", "hunter"),
+        ("api_key=(a hunter)", "hunter"),
+        ('api_key+=(a "b c" hunter)', "hunter"),
+        ("password=p(w)hunter!", "hunter"),
+        ('token="two\nhunter"', "hunter"),
+        ("token='two\nhunter'\nnext", "hunter"),
+        ('token="""two\nhunter"""', "hunter"),
+        ("TOKEN=$(echo hunter)", "hunter"),
+        ('TOKEN="$(echo hunter)"', "hunter"),
+        ("TOKEN=$(echo $(printf hunter))", "hunter"),
+        # programs with forms of their own
+        ("aws configure set aws_secret_access_key hunter", "hunter"),
+        ("aws --profile x configure set aws_secret_access_key hunter", "hunter"),
+        ('["aws","configure","set","aws_secret_access_key","hunter"]', "hunter"),
+        ('["aws",\n "configure",\n "set",\n "aws_secret_access_key",\n "hunter"\n]', "hunter"),
+        ("rclone config create r s3 access_key_id a secret_access_key hunter region x", "hunter"),
+        ("rclone config create r s3 secret_access_key 'a;hunter'", "hunter"),
+        ("git config --global github.token hunter", "hunter"),
+        ("sqlplus me/hunter@db", "hunter"),
+        ("sqlplus -S me/hunter @x.sql", "hunter"),
+        ('["sqlplus", "-S", "me/hunter@db"]', "hunter"),
+        ("sqlldr userid=me/hunter@db", "hunter"),
+        ("jdbc:oracle:thin:me/hunter@host:1521:x", "hunter"),
+        ("mysql://me:a/hunter@db", "hunter"),
+        ("mysql://me:hunter/a@db", "hunter"),
+        ("wandb login hunter", "hunter"),
+        ("wandb login --relogin hunter; python x", "hunter"),
+        ("wandb login hunter --relogin", "hunter"),
+        ("wandb login --host https://x.example.org hunter", "hunter"),
+        ('["wandb","login","hunter"]', "hunter"),
+        ('"command": "wandb login hunter"', "hunter"),
+        ("echo hunter | docker login --password-stdin", "hunter"),
+        ("echo 'a|hunter' | docker login -u me --password-stdin reg", "hunter"),
+        ("printf '%s' hunter | podman login reg", "hunter"),
+        ("docker login --password-stdin <<< hunter", "hunter"),
     ],
 )  # fmt: skip
 def test_secrets_go(text: str, secret: str) -> None:
@@ -233,6 +294,35 @@ def test_secrets_go(text: str, secret: str) -> None:
         "patience: 3 path=/a/b pattern=x patch: 3",
         "docker run -p 8080:80 image; mkdir -p dir/sub",
         "step 3 token 7",
+        "hotkey=ctrl-x turkey: big keynote: x tokenizer=fast tokenizer_name: gpt2",
+        "max_tokens=auto num_tokens=12k tokens=4096 tokens: 1,234,567 tokens: 3.5B",
+        "tokens/s=12345.6 tokens_per_second: 12.3k tok/s: 12.3k tok=4.1k/s ntokens=17",
+        "pad_token=[PAD] eos_token=</s> bos_token='<s>' unk_token=\"<unk>\" padtoken=x",
+        "pad_token: <|endoftext|> next_token: the special_tokens=['<a>', '<b>']",
+        "key: value",
+        "key=name if key != 'loss': {'key': 'layer1.0.weight'}",
+        "sorted(d, key=len) sorted(d, key=lambda x: x[1]) sorted(d, key=itemgetter(1))",
+        "sort_key=name sortkey=name primary_key=id cache_key: resnet",
+        "missing_keys=['layer1.weight'] unexpected_keys: ['fc.bias']",
+        "keys: ['loss', 'acc', 'layer1.0.weight'] keys=dict_keys(['a', 'b'])",
+        "keys:\n  - loss\n  - acc\nnext: 1",
+        "tokens: ['Hello', 'world']",
+        "query_key_value.weight: torch.Size([3072, 1024]) past_key_values=DynamicCache()",
+        "encoder.layer.0.attention.self.key.weight: float32",
+        "tok_embeddings.weight: bfloat16 token_type_ids=tensor([0,1])",
+        "(key): Linear(in_features=768, out_features=768, bias=True)",
+        "rng_key=Array([0, 42], dtype=uint32)",
+        'HF_TOKEN=$(cat ~/.hf_token) HF_TOKEN="$(< /run/token)"',
+        "wandb: Use `wandb login --relogin` to force relogin",
+        "wandb login failed",
+        "please run wandb login before training, or wandb login first",
+        "echo done | grep login; echo hello | tee login.txt",
+        'echo "$TOKEN" | docker login --password-stdin',
+        "git config says the token was refused",
+        "git config --global user.name Bob; aws s3 cp a b",
+        "https://host:8080/path@v1 https://example.org/a:b/c@d",
+        "sqlplus /nolog @x.sql; sqlplus @dir/x.sql",
+        "x ?= 3 y += 4 loss += (a + b)",
         "   1  local     0 → 94  time limit         6.5 s   0.019 s         0     22 %",
     ],
 )
@@ -286,6 +376,10 @@ def test_clean_text_is_not_cleaned_again() -> None:
         ("PWD", "unless a directory"), ("OLDPWD", "unless a directory"), ("DB_PWD", "always"),
         ("GITHUB_PAT", "mostly"), ("PATTERN", None), ("TOKENIZERS_PARALLELISM", None),
         ("keep", None), ("PATH", None), ("MONKEY", None), ("compass", None),
+        ("APITOKEN", "mostly"), ("AUTHTOK", "mostly"), ("wandbkey", "mostly"),
+        ("MYAPIKEY", "always"), ("githubTokens", "mostly"), ("monkeys", None), ("hotkey", None),
+        ("pad_token", None), ("eosToken", None), ("max_tokens", None), ("tokenizer", None),
+        ("keyboard", None), ("sort_key", None), ("key", "unless words"), ("tokens", "unless words"),
     ],
 )  # fmt: skip
 def test_names_of_secrets(name: str, expected: str | None) -> None:
@@ -299,6 +393,13 @@ HOSTILE = (
     "-----BEGIN PRIVATE KEY-----", "sshpass ", "key=[", "key={", "x", "eyJ.", "=", "x-a-",
     "authorization:", "password ", "token for a ", "<password>", '("token", ', "a.", "https://a.",
     "$1$", "\n", " ", '"--token",', '"--token","', '"sshpass","-p","', 'sshpass -p\\"', "-u\",",
+    "token=(", 'token=("', "token=((a)", "token=$(a ", "token=$(a(b) ", "token=f('", 'token="""',
+    "token='", "token='a\n", 'token="a\n', "token+=", "token?=", "key=a.", "keys=[a1,", "tokens=[1",
+    "aws ", '\\token=f(\'|-p\\"', "aws configure ", "rclone config create ",
+    "rclone config create token ", '"rclone","config","',
+    "wandb login ", "wandb login --a ", "echo ", 'echo "', "echo a|", "sudo -S", "sqlplus ",
+    "sqlplus -a ", "sqlplus a/", "jdbc:oracle:a:", "a://b:c/", "--password-stdin ",
+    "--password-stdin<<<",
 )  # fmt: skip
 
 
@@ -324,6 +425,14 @@ def test_a_long_text_without_end_is_read_in_time() -> None:
     text = "a=b " * 20_000 + "x" * 200_000 + "=" * 1000 + "https://" + "y" * 50_000
     clean, _ = redact(text, "f")
     assert len(clean) >= len(text) - 300_000
+
+
+def test_a_long_number_in_a_list_is_judged_in_time() -> None:
+    """It is read once, not in every way in which it can be split into numbers."""
+    began = time.thread_time()
+    clean, _ = redact(f"tokens: [{'1' * 1000}x]", "f")
+    assert f"tokens: {MARK}" == clean
+    assert time.thread_time() - began < 5
 
 
 def test_a_block_keeps_its_lines_and_what_follows() -> None:
