@@ -75,13 +75,14 @@ class Coordinator:
             self.clients[connection] = told
             selector.register(connection, selectors.EVENT_READ)
             return
+        if told["do"] == "-q":
+            print(KILLING, flush=True)  # before it does, as the real one
         if MODE == "slow" and told["do"] == "-bc" and not self.is_writing():
             self.write_slowly(connection)
         else:
             connection.sendall(json.dumps(self.answer(told["do"])).encode() + b"\n")
         connection.close()
         if told["do"] == "-q":
-            print(KILLING)
             self.leave()
 
     def answer(self, word: str) -> list[Any]:
