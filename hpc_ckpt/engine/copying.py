@@ -1,32 +1,22 @@
 """Copies the bytes of leaves into a buffer: host memory by plain moves, devices by a side stream.
 
-Knows addresses and streams, not what the bytes mean. torch's own copy is not used for host
-memory: its OpenMP barriers stall for seconds beside a busy neighbour.
+Knows addresses and streams, not what the bytes mean; moves.py shares large ones between threads.
 """
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from .. import fsio
-from ..parallel import Row
 from ..state.leaves import Value, copy_into, view_at
+from .moves import Moves
 
-THREADS = 2
-"""Training waits for the copy, so its cores are free."""
-LARGE = 256 * 1024
+LARGE = 16 * 1024
 """Leaves from this size on are shared out between threads; below, that costs more than it gains."""
-_PIECE = 1024**2
-_BATCH = 4 * _PIECE
-_WORTH_A_THREAD = 8 * _PIECE
-_STREAMED = 192 * _PIECE
-"""Moves of at least so much go past the caches in glibc (three quarters of what it takes for the
-shared cache; 192 MiB is its usual answer), which is far faster: they are not cut smaller."""
 
 
 class Copier:
@@ -34,7 +24,7 @@ class Copier:
 
     def __init__(self, buffer: memoryview, places: Sequence[tuple[int, int]]) -> None:
         self._targets = [buffer[start:end] for start, end in places]
-        self._base = fsio.address(buffer)
+        self._moves = Moves(buffer, places)
         self._places = places
         self._known: list[int] = [0] * len(places)
         self._sources: list[Any] = [None] * len(places)
@@ -60,7 +50,7 @@ class Copier:
                 numbers = kinds.on_device[device.device]
                 begun.append(device)
                 device.begin([(self._targets[n], values[n]) for n in numbers])
-            self._copy_large(lies_at, _rest(kinds.large, left_out))
+            self._moves.run(lies_at, _rest(kinds.large, left_out))
             self._copy_small(lies_at, _rest(kinds.small, left_out))
             for number in kinds.odd:
                 copy_into(self._targets[number], values[number])
@@ -77,6 +67,7 @@ class Copier:
     def learn(self, kinds: Kinds, addresses: Sequence[int]) -> None:
         """What copy() would find out the first time; nothing is copied, nothing kept alive."""
         self._kinds = kinds
+        self._moves.learn(addresses, kinds.large)
         for number in kinds.small:
             self._source(number, addresses[number])
 
@@ -91,35 +82,6 @@ class Copier:
             if lies_at[number] != known[number]:
                 self._source(number, lies_at[number])
             targets[number][:] = sources[number]
-
-    def _copy_large(self, lies_at: Sequence[int], numbers: Sequence[int]) -> None:
-        pieces: list[tuple[int, int, int]] = []
-        batches, total = [0], 0
-        for number in numbers:
-            start, end = self._places[number]
-            source, target = lies_at[number], self._base + start
-            step = _step(end - start)
-            for offset in range(0, end - start, step):
-                length = min(step, end - start - offset)
-                pieces.append((target + offset, source + offset, length))
-                total += length
-                if total >= len(batches) * _BATCH:
-                    batches.append(len(pieces))
-        batches.append(len(pieces))
-        memmove = ctypes.memmove
-
-        def move(batch: int) -> None:
-            for piece in pieces[batches[batch] : batches[batch + 1]]:
-                memmove(*piece)
-
-        Row(len(batches) - 1, move).run(THREADS if total >= _WORTH_A_THREAD else 1)
-
-
-def _step(size: int) -> int:
-    """How a leaf is cut: into small pieces that threads share, or, where that is faster, into few
-    that are large enough to be streamed."""
-    streamed = size // _STREAMED
-    return _PIECE if streamed == 0 else fsio.round_up(-(-size // streamed))
 
 
 def _rest(numbers: list[int], left_out: Collection[int]) -> list[int]:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from hpc_ckpt import fsio
-from hpc_ckpt.engine import copying
+from hpc_ckpt.engine import moves
 from hpc_ckpt.engine import snapshot as snapshot_room
 from hpc_ckpt.engine.snapshot import SLOTS, Camera, Snapshot, check
 from hpc_ckpt.errors import UnsupportedState, UserError
@@ -195,7 +195,7 @@ def test_pieces_are_shared_out_between_threads() -> None:
     """From 8 MiB on two threads copy; every piece arrives, the odd rest too."""
     big = torch.arange(9 * MIB // 4 + 3, dtype=torch.float32)
     state, camera = {"big": big, "small": torch.ones(3)}, Camera()
-    assert big.nbytes > copying._WORTH_A_THREAD
+    assert big.nbytes > moves._WORTH_A_THREAD
     assert reference(state) == take(camera, state)
     big.neg_()
     assert reference(state) == take(camera, state)

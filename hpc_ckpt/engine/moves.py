@@ -1,0 +1,130 @@
+"""Copies in host memory: many pieces in few calls, which threads share.
+
+Threads that come back to the interpreter for every piece wait for each other there. torch takes
+a whole list of pieces in one call; each is shorter than what it would share out by OpenMP, whose
+barriers stall for seconds beside a busy neighbour.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from .. import fsio
+from ..parallel import Row
+from ..state.leaves import view_at
+
+THREADS = 2
+"""Training waits for the copy, so its cores are free."""
+_ALONE = 32_767
+"""Elements that torch copies in the thread it is called in, whatever they are."""
+_WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
+_MIB = 1024**2
+_BATCH = 4 * _MIB
+_WORTH_A_THREAD = 8 * _MIB
+_STREAMED = 192 * _MIB
+"""Moves of at least so much go past the caches in glibc (three quarters of what it takes for the
+shared cache; 192 MiB is its usual answer), which is far faster: they are not cut smaller."""
+
+Pieces = tuple[torch.Tensor, ...]
+
+
+class Moves:
+    """Copies stretches of host memory, again and again, each to its place in one buffer.
+
+    Only addresses are remembered: nothing of the program's is kept alive.
+    """
+
+    def __init__(self, buffer: memoryview, places: Sequence[tuple[int, int]]) -> None:
+        self._base = fsio.address(buffer)
+        self._places = places
+        self._pieces: dict[int, tuple[int, Pieces, Pieces]] = {}
+        """Of each stretch: where it lay, what is copied to where."""
+        self._planned: tuple[list[int], list[int]] = ([], [])
+        self._batches: list[Callable[[], object]] = []
+        self._total = 0
+
+    def learn(self, lies_at: Sequence[int], numbers: Sequence[int]) -> None:
+        """What run() would find out the first time."""
+        wanted = (list(numbers), [lies_at[number] for number in numbers])
+        if wanted != self._planned:
+            self._planned = ([], [])  # an error on the way leaves no plan of something else
+            self._batches = self._plan(*wanted)
+            self._planned = wanted
+
+    def run(self, lies_at: Sequence[int], numbers: Sequence[int]) -> None:
+        self.learn(lies_at, numbers)
+        batches = self._batches
+        threads = THREADS if self._total >= _WORTH_A_THREAD else 1
+        Row(len(batches), lambda number: batches[number]()).run(threads)
+
+    def _plan(self, numbers: list[int], addresses: list[int]) -> list[Callable[[], object]]:
+        """The streamed ones first: at the end no thread is left alone with one of them."""
+        streams: list[Callable[[], object]] = []
+        batches = _Batches()
+        self._total = 0
+        for number, address in zip(numbers, addresses, strict=True):
+            start, end = self._places[number]
+            self._total += end - start
+            if end - start >= _STREAMED:
+                streams += _streams(self._base + start, address, end - start)
+            else:
+                batches.add(*self._cut(number, address), end - start)
+        return streams + batches.calls()
+
+    def _cut(self, number: int, address: int) -> tuple[Pieces, Pieces]:
+        known = self._pieces.get(number)
+        if known is None or known[0] != address:
+            start, end = self._places[number]
+            place, size = self._base + start, end - start
+            width, word = next(one for one in _WORDS if (place | address) % one[0] == 0)
+            whole = size // width * width
+            known = self._pieces[number] = (
+                address,
+                _pieces(place, whole, size, word),
+                _pieces(address, whole, size, word),
+            )
+        return known[1:]
+
+
+class _Batches:
+    """Pieces, as many as one thread takes at a time."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        self._room = 0
+
+    def add(self, targets: Pieces, sources: Pieces, nbytes: int) -> None:
+        each = -(-nbytes // len(targets))
+        for pair in zip(targets, sources, strict=True):
+            if self._room <= 0:
+                self._all.append(([], []))
+                self._room = _BATCH
+            for column, piece in zip(self._all[-1], pair, strict=True):
+                column.append(piece)
+            self._room -= each
+
+    def calls(self) -> list[Callable[[], object]]:
+        return [partial(torch._foreach_copy_, *batch) for batch in self._all]
+
+
+def _pieces(place: int, whole: int, size: int, word: torch.dtype) -> Pieces:
+    """Memory by its address, in words as far as these reach."""
+    # Tensors of inference mode could not be written to outside of it.
+    with torch.inference_mode(mode=False):
+        words = torch.frombuffer(view_at(place, whole), dtype=word).split(_ALONE) if whole else ()
+        rest = size - whole
+        tail = torch.frombuffer(view_at(place + whole, rest), dtype=torch.uint8) if rest else None
+    return words if tail is None else (*words, tail)
+
+
+def _streams(place: int, address: int, size: int) -> list[Callable[[], object]]:
+    step = fsio.round_up(-(-size // (size // _STREAMED)))
+    return [
+        partial(ctypes.memmove, place + offset, address + offset, min(step, size - offset))
+        for offset in range(0, size, step)
+    ]
