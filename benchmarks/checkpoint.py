@@ -32,14 +32,21 @@ SIZES = (0.1, 1.0, 4.0)
 SAVES = {0.1: 4, 1.0: 3, 4.0: 1}
 """Of a peer, after its first."""
 OWN_SAVES = {0.1: 6, 1.0: 5, 4.0: 3}
-"""Of hpc_ckpt and of the limits: they are set against each other, and a disk drifts."""
-RESTORES = (
-    {"cached": False, "empty": False},
-    {"cached": True, "empty": False},
-    {"cached": False, "empty": True},
-    {"cached": False, "empty": False},
-    {"cached": True, "empty": False},
+"""Of hpc_ckpt and of the limits: they are set against each other."""
+RESTORES = tuple(
+    {"cached": cached, "empty": empty, "limit_first": limit_first}
+    for cached, empty, limit_first in (
+        (False, False, False),
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+        (True, False, True),
+        (False, True, True),
+        (False, False, False),
+        (False, False, True),
+    )
 )
+"""Each beside its limit, which comes first in every second one."""
 ROWS = ("grid", "stolen", "competing", "tiny", "frozen", "tiers", "resume")
 
 
@@ -128,7 +135,7 @@ class Known:
 
 
 def _key(job: dict[str, Any]) -> tuple[Any, ...]:
-    names = ("kind", "name", "gib", "shape", "round", "again", "threads", "count")
+    names = ("kind", "name", "gib", "shape", "round", "threads", "count")
     return tuple(job.get(name) for name in names)
 
 
@@ -156,16 +163,14 @@ def _round(
     runner: Runner, plan: Plan, gib: float, shape: Shape, turn: int, known: Known
 ) -> Iterator[Record]:
     """Everybody once; each round begins with another one."""
-    # The limits on both sides of ours: a disk that drifts must not look like our doing.
     everybody = [
-        (LIMITS, LIMITS, 0),
-        *(("ours", name, 0) for name in MODES),
-        (LIMITS, LIMITS, 1),
-        *(("peer", peer.name, 0) for peer in PEERS),
+        (LIMITS, LIMITS),
+        *(("ours", name) for name in MODES),
+        *(("peer", peer.name) for peer in PEERS),
     ]
     wanted = [one for one in everybody if plan.wants(one[1])]
     start = turn * len(wanted) // plan.rounds_at(gib)
-    for kind, name, again in wanted[start:] + wanted[:start]:
+    for kind, name in wanted[start:] + wanted[:start]:
         job = {
             "kind": kind,
             "name": name,
@@ -173,7 +178,6 @@ def _round(
             "shape": shape.value,
             "round": turn,
             "saves": (SAVES if kind == "peer" else OWN_SAVES)[gib],
-            "again": again,
         }
         if name == Urgent.name:
             if not known.has({**job, "kind": "restore"}, times=len(RESTORES)):

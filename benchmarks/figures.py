@@ -78,6 +78,17 @@ class Contender:
     def median(self, key: str) -> float:
         return float(statistics.median(result[key] for result in self.results))
 
+    def by_threads(self, key: str) -> dict[str, Spread]:
+        found: dict[str, list[float]] = {}
+        for result in self.results:
+            for threads, values in result.get(key, {}).items():
+                found.setdefault(threads, []).extend(values)
+        return {threads: spread(values) for threads, values in found.items()}
+
+    def best(self, key: str) -> float | None:
+        """Median seconds with the thread count that does best."""
+        return min((one.median for one in self.by_threads(key).values()), default=None)
+
 
 class Limits:
     """What the machine could do in one cell; the disk does not know shapes, so they share it."""
@@ -92,23 +103,17 @@ class Limits:
         self.memmove = cell.later("memmove_s")
 
     def threads(self, key: str) -> dict[str, Spread]:
-        found: dict[str, list[float]] = {}
-        for result in self._of_size.results:
-            for threads, values in result[key].items():
-                found.setdefault(threads, []).extend(values)
-        return {threads: spread(values) for threads, values in found.items()}
+        return self._of_size.by_threads(key)
 
     def best(self, key: str) -> float:
-        """Median seconds with the thread count that does best."""
-        return min(one.median for one in self.threads(key).values())
+        best = self._of_size.best(key)
+        if best is None:
+            raise ValueError(f"no limit {key}")
+        return best
 
     def read_new(self) -> Spread:
         """Seconds of a raw read into memory that is new to the process."""
         return self._of_size.every("read_new_s")
-
-    def beyond_memcpy(self, block_s: float) -> float:
-        """A blocking time as multiple of the copy of the large pieces, small ones at 2 µs each."""
-        return (block_s - PER_TENSOR_S * self.small_pieces) / self.large.median
 
 
 class Grid:
@@ -152,6 +157,15 @@ class Grid:
             if one["kind"] == "restore"
             and (one["cached"], one["empty"]) == (cached, empty)
             and "result" in one
+        )
+
+    def beside_restores(self, cell: Cell, key: str, *, cached: bool, empty: bool) -> Spread:
+        """The limit that was measured in the processes of these restores."""
+        return spread(
+            value
+            for one in self._of(cell)
+            if one["kind"] == "restore" and (one["cached"], one["empty"]) == (cached, empty)
+            for value in one.get("result", {}).get(key, ())
         )
 
     def restore_failures(self, cell: Cell) -> list[str]:
@@ -216,6 +230,12 @@ class Stolen:
             for one in self.results
             for size, took in zip(one["bytes"], one["persist_s"], strict=True)
         )
+
+    def raw_rate(self) -> float | None:
+        """Bytes per second of raw writes in the same processes."""
+        best = Contender([{"result": one} for one in self.results]).best("write_s")
+        sizes = [size for one in self.results for size in one["bytes"]]
+        return None if best is None else statistics.median(sizes) / best
 
     def full_s(self) -> Spread:
         return spread(value for one in self.results for value in one.get("full_s", ()))

@@ -13,6 +13,7 @@ from typing import Any
 from hpc_ckpt import Checkpointer
 
 from . import disk, memory
+from .beside import Beside
 from .clock import collect_garbage, rest, seconds
 from .states import GIB, Shape, State, build, digest, without_moments
 
@@ -208,6 +209,10 @@ class Background:
     def save(run: Run, state: Any) -> dict[str, Any]:
         return run.background(state)
 
+    @staticmethod
+    def limit(beside: Beside) -> None:
+        beside.copy()
+
 
 class Urgent:
     name = "hpc_ckpt urgent"
@@ -217,24 +222,38 @@ class Urgent:
     def save(run: Run, state: Any) -> dict[str, Any]:
         return run.urgent(state)
 
+    @staticmethod
+    def limit(beside: Beside) -> None:
+        beside.write()
+
 
 MODES = {mode.name: mode for mode in (Background, Urgent)}
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """A first save and some more; the root is left for restore()."""
+    """A first save and some more, the limit between them; the root is left for restore()."""
     mode = MODES[job["name"]]
     state = build(job["gib"], Shape(job["shape"]))
     tracked = {"model": state.model, "optimizer": state.optimizer}
+    beside = Beside(state, Path(job["directory"]))
     before = memory.resident()
     memory.forget_peak()
     run = Run(Path(job["directory"]), mode.policy, tracked)
     with run.entered():
         rest(job["gib"])
-        samples = [mode.save(run, state) for _ in range(job["saves"] + 1)]
+        samples = []
+        for turn in range(job["saves"] + 1):
+            if turn % 2:
+                mode.limit(beside)
+            samples.append(mode.save(run, state))
+            if not turn % 2:
+                mode.limit(beside)
         peak = memory.peak()
         kept = digest(state.flat())
+    if mode is Urgent:
+        beside.leave_twin()
     return {
+        **beside.result(),
         **{key: [one[key] for one in samples] for key in TIMES},
         "skipped_s": [took for one in samples for took in one.get("skipped_s", ())],
         "events": [one["event"] for one in samples],
@@ -248,11 +267,17 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore(job: dict[str, Any]) -> dict[str, Any]:
-    """Enter the root again in this fresh process; the event says how long the restore took."""
+    """Enter the root again in this fresh process; the event says how long the restore took.
+
+    Beside it its limit, before or after: a raw read of as many bytes that were written together
+    with the checkpoint, or a copy of the same pieces.
+    """
     state: State = build(job["gib"], Shape(job["shape"]))
+    root = Path(job["directory"])
+    beside = Beside(state, root)
+    limit = beside.copy_restored if job["cached"] else beside.read_twin
     if job["empty"]:
         state = without_moments(state)
-    root = Path(job["directory"])
     if job["cached"]:
         disk.warm_cache(newest(root))
     else:
@@ -260,6 +285,8 @@ def restore(job: dict[str, Any]) -> dict[str, Any]:
     collect_garbage()
     run = Run(root, NEVER, {"model": state.model, "optimizer": state.optimizer})
     memory.condition(round(job["gib"] * GIB))
+    if job["limit_first"]:
+        limit()
     began = time.perf_counter()
     with run.entered():
         entered_s = time.perf_counter() - began
@@ -267,4 +294,6 @@ def restore(job: dict[str, Any]) -> dict[str, Any]:
         equal = digest(state.flat()) == job["digest"]
     if restored is None or not equal:
         raise NotSaved("the restored state is not the one that was saved")
-    return {"seconds": restored["seconds"], "enter_s": entered_s}
+    if not job["limit_first"]:
+        limit()
+    return {**beside.result(), "seconds": restored["seconds"], "enter_s": entered_s}

@@ -117,7 +117,7 @@ def _cell(grid: Grid, cell: Cell) -> str:
         "extra memory",
     ]
     rows = [_row(grid, cell, name, limits) for name in grid.names(cell)]
-    parts = [f"## {cell}", table(head, rows), _limits(limits)]
+    parts = [f"## {cell}", table(head, rows), _limits(limits), *_beside(grid, cell)]
     failures = sorted(set(grid.restore_failures(cell)))
     parts += [f"A restore failed: {why}" for why in failures]
     new = grid.restores(cell, cached=False, empty=True)
@@ -189,6 +189,23 @@ def _limits(limits: Limits | None) -> str:
             rate = _rate(limits, samples.median)
             rows.append([f"{name}, {threads} thread(s)", between(samples), rate])
     return table(["limit", "seconds", "rate"], rows)
+
+
+def _beside(grid: Grid, cell: Cell) -> list[str]:
+    """What the verdicts set hpc_ckpt against."""
+    raw = grid.urgent(cell).by_threads("write_s")
+    parts = {
+        "memcpy loop of the pieces of 64 KiB and more": grid.background(cell).later(
+            "memcpy_large_s"
+        ),
+        **{f"raw write by {threads} thread(s)": one for threads, one in raw.items()},
+        "raw read": grid.beside_restores(cell, "read_s", cached=False, empty=False),
+        "memcpy loop beside a cached restore": grid.beside_restores(
+            cell, "memcpy_s", cached=True, empty=False
+        ),
+    }
+    told = [f"{name} {between(samples)}" for name, samples in parts.items() if samples]
+    return [f"Between hpc_ckpt's own saves and restores: {'; '.join(told)}."] if told else []
 
 
 def _rate(limits: Limits, took_s: float) -> str:

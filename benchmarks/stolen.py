@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from . import disk
+from .beside import Beside
 from .clock import collect_garbage, rest, seconds
 from .ours import TIDY_S, Run
 from .peers import BY_NAME
@@ -46,6 +47,7 @@ class Ours:
         work = loaded.work
         tracked = {"model": work.model, "optimizer": work.optimizer, "ballast": loaded.ballast}
         self._loaded = loaded
+        self._beside = Beside(loaded, directory)
         self._run = Run(directory, f"every {every} steps", tracked, KEEP)
         self._inside = self._run.entered()
         self._inside.__enter__()
@@ -85,7 +87,11 @@ class Ours:
         self.save()
         while self.busy():
             time.sleep(0.05)
-        result["full_s"] = [self._run.urgent(self._loaded)["persist_s"] for _ in range(3)][1:]
+        full: list[float] = []
+        for _ in range(3):
+            full.append(self._run.urgent(self._loaded)["persist_s"])
+            self._beside.write()
+        result |= {"full_s": full[1:], **self._beside.result()}
         result["skipped"] = sum(one["event"] == "save.skipped" for one in self._run.events.seen)
         self._inside.__exit__(None, None, None)
         return result

@@ -8,7 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from . import resume
-from .figures import Cell, Contender, Grid, Limits, Record, Spread, spread, stolen
+from .figures import (
+    PER_TENSOR_S,
+    Cell,
+    Contender,
+    Grid,
+    Limits,
+    Record,
+    Spread,
+    spread,
+    stolen,
+)
 
 AT_MOST, AT_LEAST = "≤", "≥"
 SLACK_BYTES = 32 << 20
@@ -47,7 +57,7 @@ def judge(records: list[Record]) -> list[Target]:
         *_competing(records),
         *_tiny(records),
         _urgent(grid),
-        *_stolen(records, grid),
+        *_stolen(records),
         *_restore(grid),
         *_memory(grid),
         _files(grid),
@@ -75,8 +85,11 @@ def _median(samples: Spread) -> float | None:
 def _blocking(grid: Grid) -> list[Target]:
     def figure(choose: Callable[[Contender], Spread]) -> dict[str, float]:
         def value(cell: Cell, limits: Limits) -> float | None:
-            block = _median(choose(grid.background(cell)))
-            return None if block is None else limits.beyond_memcpy(block)
+            ours = grid.background(cell)
+            block, copied = _median(choose(ours)), _median(ours.later("memcpy_large_s"))
+            if block is None or copied is None:
+                return None
+            return (block - PER_TENSOR_S * limits.small_pieces) / copied
 
         return _per_cell(grid, value)
 
@@ -137,8 +150,9 @@ def _tiny(records: list[Record]) -> list[Target]:
 
 def _urgent(grid: Grid) -> Target:
     def value(cell: Cell, limits: Limits) -> float | None:
-        persist = _median(grid.urgent(cell).later("persist_s"))
-        return None if persist is None else limits.best("write_s") / persist
+        ours = grid.urgent(cell)
+        persist, raw = _median(ours.later("persist_s")), ours.best("write_s")
+        return None if persist is None or raw is None else raw / persist
 
     return Target(
         "urgent persist: rate until durable ÷ raw O_DIRECT write",
@@ -148,7 +162,7 @@ def _urgent(grid: Grid) -> Target:
     )
 
 
-def _stolen(records: list[Record], grid: Grid) -> list[Target]:
+def _stolen(records: list[Record]) -> list[Target]:
     ours = {one.threads: one for one in stolen(records) if one.name == "hpc_ckpt" and one.results}
     share, p95, late, spare, rate = {}, {}, {}, {}, {}
     if (both := ours.get(2)) and both.per_save() and both.full_s():
@@ -159,9 +173,8 @@ def _stolen(records: list[Record], grid: Grid) -> list[Target]:
     if (single := ours.get(1)) and single.share():
         where = f"{single.gib:g} GiB, 1 thread"
         spare[where] = 100 * single.share().median
-        limits = grid.limits(Cell(single.gib, "large"))
-        if limits is not None:
-            rate[where] = single.rate().median / (limits.size / limits.best("write_s"))
+        if (raw := single.raw_rate()) is not None:
+            rate[where] = single.rate().median / raw
     return [
         Target(
             "background, 2-thread compute: time stolen ÷ durable time at full rate",
@@ -177,34 +190,32 @@ def _stolen(records: list[Record], grid: Grid) -> list[Target]:
 
 
 def _restore(grid: Grid) -> list[Target]:
-    def figure(limit: Callable[[Limits], float | None], **way: bool) -> dict[str, float]:
+    def figure(key: str, **way: bool) -> dict[str, float]:
         def value(cell: Cell, limits: Limits) -> float | None:
-            took, least = _median(grid.restores(cell, **way)), limit(limits)
+            took = _median(grid.restores(cell, **way))
+            least = _median(grid.beside_restores(cell, key, **way))
             return None if took is None or least is None else least / took
 
         return _per_cell(grid, value)
-
-    def raw(limits: Limits) -> float:
-        return limits.best("read_s")
 
     return [
         Target(
             "restore, cold ÷ raw O_DIRECT read",
             AT_LEAST,
             0.9,
-            seen=figure(raw, cached=False, empty=False),
+            seen=figure("read_s", cached=False, empty=False),
         ),
         Target(
             "restore, cached ÷ memcpy",
             AT_LEAST,
             0.8,
-            seen=figure(lambda limits: limits.memcpy.median, cached=True, empty=False),
+            seen=figure("memcpy_s", cached=True, empty=False),
         ),
         Target(
             "restore, cold, into an optimizer that has not stepped ÷ raw O_DIRECT read",
             AT_LEAST,
             0.9,
-            seen=figure(raw, cached=False, empty=True),
+            seen=figure("read_s", cached=False, empty=True),
         ),
     ]
 

@@ -9,6 +9,7 @@ collector out of a stretch of work that somebody waits for, and a thread out of 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -41,10 +42,18 @@ class Row:
     def run(self, threads: int = 1) -> None:
         """Return when every piece is done; raises the first error, after which none is begun."""
         try:
-            self._start_helpers(min(threads, self._count) - 1)
+            start_threads(min(threads, self._count) - 1, self.help)
             self.help()
         finally:
-            self._settle()
+            self.settle()
+        self.check()
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def check(self) -> None:
+        """Raises the first error of any piece."""
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -52,28 +61,23 @@ class Row:
             finally:
                 del error  # they would keep each other, and with them all that the work has filled
 
-    def _start_helpers(self, count: int) -> None:
-        """As many as there are threads to be had: one alone does the work too."""
-        with suppress(RuntimeError):
-            for number in range(count):
-                name = f"hpc-ckpt-row-{number}"
-                # A daemon: a file system that hangs must not keep a finished program from ending.
-                threading.Thread(target=self.help, name=name, daemon=True).start()
+    def settle(self) -> None:
+        """No piece is begun any more, and none is under way when this returns.
 
-    def _settle(self) -> None:
-        """Also after an interrupt, which may come between two pieces: whoever returns from run()
-        may give back the memory and the files that the others work on."""
+        Also after an interrupt, which may come between two pieces: whoever returns from run() may
+        give back the memory and the files that the others work on."""
         with self._changed:
             self._next = self._count
             self._changed.wait_for(lambda: self._under_way == 0)
 
-    def help(self) -> None:
-        """Take pieces until none is left to take; errors are run()'s to raise."""
-        while (piece := self._take()) is not None:
+    def help(self, most: float = math.inf) -> None:
+        """Take pieces until none is left, or so many; errors are for check() to raise."""
+        while most > 0 and (piece := self._take()) is not None:
+            most -= 1
             error: BaseException | None = None
             try:
                 self._work(piece)
-            except BaseException as raised:  # noqa: BLE001 - run() raises it in its own thread
+            except BaseException as raised:  # noqa: BLE001 - check() raises it in its own thread
                 error = raised
             self._give_back(error)
             del error  # likewise
@@ -91,6 +95,14 @@ class Row:
             self._under_way -= 1
             self._error = self._error or error
             self._changed.notify_all()
+
+
+def start_threads(count: int, work: Callable[[], None], name: str = "hpc-ckpt-row") -> None:
+    """As many as there are threads to be had: one alone does the work too."""
+    with suppress(RuntimeError):
+        for number in range(count):
+            # A daemon: a file system that hangs must not keep a finished program from ending.
+            threading.Thread(target=work, name=f"{name}-{number}", daemon=True).start()
 
 
 def be_nice(level: int) -> None:

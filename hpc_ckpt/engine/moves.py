@@ -59,8 +59,11 @@ class Moves:
     def run(self, lies_at: Sequence[int], numbers: Sequence[int]) -> None:
         self.learn(lies_at, numbers)
         batches = self._batches
-        threads = THREADS if self._total >= _WORTH_A_THREAD else 1
-        Row(len(batches), lambda number: batches[number]()).run(threads)
+
+        def move(number: int) -> None:
+            batches[number]()
+
+        Row(len(batches), move).run(THREADS if self._total >= _WORTH_A_THREAD else 1)
 
     def _plan(self, numbers: list[int], addresses: list[int]) -> list[Callable[[], object]]:
         """The streamed ones first: at the end no thread is left alone with one of them."""
@@ -113,13 +116,14 @@ class _Batches:
 
 
 def _pieces(place: int, whole: int, size: int, word: torch.dtype) -> Pieces:
-    """Memory by its address, in words as far as these reach."""
+    """Memory by its address: whole words, of which there is one at least, then the odd bytes."""
     # Tensors of inference mode could not be written to outside of it.
     with torch.inference_mode(mode=False):
-        words = torch.frombuffer(view_at(place, whole), dtype=word).split(_ALONE) if whole else ()
-        rest = size - whole
-        tail = torch.frombuffer(view_at(place + whole, rest), dtype=torch.uint8) if rest else None
-    return words if tail is None else (*words, tail)
+        words = torch.split(torch.frombuffer(view_at(place, whole), dtype=word), _ALONE)
+        if whole == size:
+            return words
+        tail = torch.frombuffer(view_at(place + whole, size - whole), dtype=torch.uint8)
+    return (*words, tail)
 
 
 def _streams(place: int, address: int, size: int) -> list[Callable[[], object]]:

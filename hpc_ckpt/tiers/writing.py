@@ -15,14 +15,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from .. import fsio
 from ..format.manifest import digest
-from ..parallel import Row
+from ..parallel import Row, start_threads
 
 THREADS = 2
-"""At full speed: one hashes while the other's write is under way."""
+"""At full speed: one writes, the other hashes, and writes too when that is done. Each doing both
+by turns leaves the disk waiting (ADR 6)."""
 
 BEHIND = 4
 """So many chunks the page cache may be ahead of the disk: the fsync at the end is short, and
@@ -55,7 +55,7 @@ class Pace:
         self._hurry = threading.Event()
         self._began_s: float | None = None
         self._done = 0
-        self._row: Row | None = None
+        self._help: Callable[[], None] | None = None
         self.waited_s = 0.0
         """Seconds spent on holding back."""
         self.moved_s = -math.inf
@@ -64,23 +64,26 @@ class Pace:
             self._hurry.set()
 
     @property
+    def hurried(self) -> bool:
+        return self._hurry.is_set()
+
+    @property
     def threads(self) -> int:
-        return THREADS if self._hurry.is_set() else 1
+        return THREADS if self.hurried else 1
 
     def hurry(self) -> None:
         """No more holding back, and one more thread for what is left."""
         if self._hurry.is_set():
             return
         self._hurry.set()
-        row = self._row
-        if row is not None:
+        work = self._help
+        if work is not None:
             # Not this thread: whoever is in a hurry must be able to give up on a file system.
-            with suppress(RuntimeError):  # no thread to be had: the writer's own does it alone
-                threading.Thread(target=row.help, name="hpc-ckpt-hurry", daemon=True).start()
+            start_threads(THREADS - 1, work, "hpc-ckpt-hurry")
 
-    def hold(self, row: Row | None) -> None:
-        """The row that hurry() helps with."""
-        self._row = row
+    def hold(self, work: Callable[[], None] | None) -> None:
+        """What hurry() helps with."""
+        self._help = work
 
     def took(self, nbytes: int) -> None:
         """Called after so many bytes; waits until they may have been written."""
@@ -113,27 +116,46 @@ class _ImageWrite:
         self._chunk = chunk
         self._pace = pace
         self._digests = [""] * -(-len(image) // chunk)
+        self._hashes = Row(len(self._digests), self._hash_one)
+        self._writes = Row(len(self._digests), self._write_one)
         self._whole = _whole_pages(image)
         self._direct = self._whole is not None and fsio.set_direct(descriptor, direct=True)
 
     def run(self) -> tuple[str, ...]:
-        row = Row(len(self._digests), self._one)
-        self._pace.hold(row)
+        self._pace.hold(self._help)
         try:
-            row.run(self._pace.threads)
+            start_threads(self._pace.threads - 1, self._help)
+            self._writes.help()
+            if not self._writes.failed:
+                self._hashes.help()
         finally:
             self._pace.hold(None)
+            self._writes.settle()
+            self._hashes.settle()
+        self._writes.check()
+        self._hashes.check()
         if self._whole is not None:
             os.ftruncate(self._descriptor, len(self._image))
         return tuple(self._digests)
 
-    def _one(self, number: int) -> None:
-        start = number * self._chunk
-        view = self._image[start : start + self._chunk]
-        self._digests[number] = digest(view)
-        self._write(view, start)
+    def _help(self) -> None:
+        self._hashes.help()
+        self._writes.help()
+
+    def _hash_one(self, number: int) -> None:
+        self._digests[number] = digest(self._view(number))
+
+    def _write_one(self, number: int) -> None:
+        if not self._pace.hurried:
+            self._hashes.help(1)
+        view = self._view(number)
+        self._write(view, number * self._chunk)
         fsio.reached("shard.chunk")
         self._pace.took(len(view))
+
+    def _view(self, number: int) -> memoryview:
+        start = number * self._chunk
+        return self._image[start : start + self._chunk]
 
     def _write(self, view: memoryview, start: int) -> None:
         if self._direct and self._whole is not None:

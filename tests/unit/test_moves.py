@@ -23,7 +23,7 @@ def bytes_at(buffer: memoryview, start: int, size: int) -> bytes:
 @pytest.mark.parametrize("at", range(9))
 @pytest.mark.parametrize("to", range(9))
 def test_every_byte_arrives_at_any_alignment(at: int, to: int) -> None:
-    """Leaves follow each other without gaps, and a view may begin anywhere; nothing beside is touched."""
+    """Leaves lie without gaps, and a view may begin anywhere; nothing beside is touched."""
     size = 300 * KIB + 5
     source = torch.randint(256, (size + 16,), dtype=torch.uint8)
     buffer = memoryview(fsio.allocate(size + 32))

@@ -571,15 +571,59 @@ def test_one_in_a_hurry_gets_a_second_thread(tmp_path: Path, kernel: Kernel) -> 
     assert stuck.wait(PATIENCE_S)
     pace.hurry()
     pace.hurry()
-    assert ["hpc-ckpt-hurry"] == [t.name for t in threading.enumerate() if "hurry" in t.name]
+    assert ["hpc-ckpt-hurry-0"] == [t.name for t in threading.enumerate() if "hurry" in t.name]
     counted.set()
     assert done.wait(PATIENCE_S)
     freed.set()
     assert writer.ended()
     assert expected(image) == writer.result
     by = {write.offset // CHUNK: write.thread for write in kernel.writes}
-    assert {0: "writer", **dict.fromkeys(range(1, 6), "hpc-ckpt-hurry")} == by
+    assert {0: "writer", **dict.fromkeys(range(1, 6), "hpc-ckpt-hurry-0")} == by
     assert 6 == len(kernel.writes)
+
+
+class Hashes:
+    """Which chunk was hashed, and how many writes had begun by then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+        self.seen: list[int] = []
+        self.all = threading.Event()
+        self._kernel = kernel
+        self._real = writing.digest
+        monkeypatch.setattr(writing, "digest", self)
+
+    def __call__(self, view: memoryview) -> str:
+        found = self._real(view)
+        self.seen.append(len(self._kernel.writes))
+        if len(self.seen) == 6:
+            self.all.set()
+        return found
+
+
+def test_at_full_speed_hashing_does_not_wait_for_the_disk(
+    tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the disk for hashing: the first write is under way until every chunk is hashed."""
+    hashes, image = Hashes(monkeypatch, kernel), in_pages(6 * CHUNK)
+    waited: list[bool] = []
+
+    def before(write: Write) -> None:
+        if write.offset == 0:
+            waited.append(hashes.all.wait(PATIENCE_S))
+
+    kernel.before = before
+    assert expected(image) == written(tmp_path / "x", image, Pace())
+    assert [True] == waited
+
+
+def test_a_paced_save_hashes_as_it_writes(
+    tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One chunk before each write: hashing all of it first would be a burst beside training."""
+    hashes, image = Hashes(monkeypatch, kernel), in_pages(6 * CHUNK)
+    pace, _, _ = paced(float(CHUNK))
+    assert expected(image) == written(tmp_path / "x", image, pace)
+    assert [0, 1, 2, 3, 4, 5] == hashes.seen
 
 
 def test_an_error_beside_the_writer_is_the_writer_s(tmp_path: Path, kernel: Kernel) -> None:
@@ -619,4 +663,4 @@ def test_hurry_after_the_end_starts_nothing(tmp_path: Path, kernel: Kernel, fail
         assert fails
     before_it = threading.active_count()
     pace.hurry()
-    assert (before_it, None) == (threading.active_count(), pace._row)
+    assert (before_it, None) == (threading.active_count(), pace._help)
