@@ -24,10 +24,10 @@ from hpc_ckpt.tiers.directory import DirectoryTier
 @pytest.fixture
 def over() -> Iterator[threading.Event]:
     """Set: the storage answers again."""
-    over = threading.Event()
+    over, before = threading.Event(), {*threading.enumerate()}
     yield over
     over.set()
-    for thread in threading.enumerate():  # the next test counts those that hang in it
+    for thread in {*threading.enumerate()} - before:  # the next test counts those that hang in it
         if thread.name.startswith("hpc-ckpt-"):
             thread.join(10)
 
