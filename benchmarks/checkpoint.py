@@ -35,18 +35,11 @@ OWN_SAVES = {0.1: 6, 1.0: 5, 4.0: 3}
 """Of hpc_ckpt and of the limits: they are set against each other."""
 RESTORES = tuple(
     {"cached": cached, "empty": empty, "limit_first": limit_first}
-    for cached, empty, limit_first in (
-        (False, False, False),
-        (True, False, False),
-        (False, True, False),
-        (False, False, True),
-        (True, False, True),
-        (False, True, True),
-        (False, False, False),
-        (False, False, True),
-    )
+    for cached, empty in ((False, False), (False, True), (False, False), (True, False))
+    for limit_first in (False, True)
 )
-"""Each beside its limit, which comes first in every second one."""
+"""Each beside its limit, which comes first in every second one. The cached ones last: they read the
+checkpoint once more, and a host would have it nearer than the file it is set against."""
 ROWS = ("grid", "stolen", "competing", "tiny", "frozen", "tiers", "resume")
 
 

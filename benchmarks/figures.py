@@ -78,16 +78,17 @@ class Contender:
     def median(self, key: str) -> float:
         return float(statistics.median(result[key] for result in self.results))
 
-    def by_threads(self, key: str) -> dict[str, Spread]:
+    def by_threads(self, key: str, after: int = 0) -> dict[str, Spread]:
+        """Without the first `after` of each process."""
         found: dict[str, list[float]] = {}
         for result in self.results:
             for threads, values in result.get(key, {}).items():
-                found.setdefault(threads, []).extend(values)
-        return {threads: spread(values) for threads, values in found.items()}
+                found.setdefault(threads, []).extend(values[after:])
+        return {threads: spread(values) for threads, values in found.items() if values}
 
-    def best(self, key: str) -> float | None:
+    def best(self, key: str, after: int = 0) -> float | None:
         """Median seconds with the thread count that does best."""
-        return min((one.median for one in self.by_threads(key).values()), default=None)
+        return min((one.median for one in self.by_threads(key, after).values()), default=None)
 
 
 class Limits:
@@ -233,7 +234,7 @@ class Stolen:
 
     def raw_rate(self) -> float | None:
         """Bytes per second of raw writes in the same processes."""
-        best = Contender([{"result": one} for one in self.results]).best("write_s")
+        best = Contender([{"result": one} for one in self.results]).best("write_s", after=1)
         sizes = [size for one in self.results for size in one["bytes"]]
         return None if best is None else statistics.median(sizes) / best
 

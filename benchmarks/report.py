@@ -193,7 +193,7 @@ def _limits(limits: Limits | None) -> str:
 
 def _beside(grid: Grid, cell: Cell) -> list[str]:
     """What the verdicts set hpc_ckpt against."""
-    raw = grid.urgent(cell).by_threads("write_s")
+    raw = grid.urgent(cell).by_threads("write_s", after=1)
     parts = {
         "memcpy loop of the pieces of 64 KiB and more": grid.background(cell).later(
             "memcpy_large_s"

@@ -151,7 +151,7 @@ def _tiny(records: list[Record]) -> list[Target]:
 def _urgent(grid: Grid) -> Target:
     def value(cell: Cell, limits: Limits) -> float | None:
         ours = grid.urgent(cell)
-        persist, raw = _median(ours.later("persist_s")), ours.best("write_s")
+        persist, raw = _median(ours.later("persist_s")), ours.best("write_s", after=1)
         return None if persist is None or raw is None else raw / persist
 
     return Target(

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from . import fsio, processes
 from .errors import Fenced, RootError
-from .rundir import RunDir
+from .rundir import CheckpointKey, RunDir
 
 LOOK_EVERY_S = 1.0
 PROBE_EVERY_S = 30.0
@@ -231,8 +231,10 @@ def holder_of(rundir: RunDir, generation: int) -> Holder | None:
 
 def _saved(rundir: RunDir) -> int:
     """The newest generation that has saved: its file may be gone, purged or not copied, and what
-    is saved by a lower one would not be chosen."""
-    return max((key.generation for key in rundir.all_keys()), default=0)
+    is saved by a lower one would not be chosen. By names: one that cannot be read counts as well."""
+    names = (*fsio.names_in(rundir.checkpoints), *fsio.names_in(rundir.restarts))
+    keys = (CheckpointKey.parse(name) for name in names)
+    return max((key.generation for key in keys if key is not None), default=0)
 
 
 def _read_holder(file: Path) -> Holder | None:

@@ -35,18 +35,31 @@ class Row:
         self._count = count
         self._work = work
         self._next = 0
-        self._under_way = 0
+        self._under_way: set[int] = set()
+        """Threads with a piece."""
         self._error: BaseException | None = None
         self._changed = threading.Condition()
 
     def run(self, threads: int = 1) -> None:
         """Return when every piece is done; raises the first error, after which none is begun."""
-        try:
+        with self:
             start_threads(min(threads, self._count) - 1, self.help)
             self.help()
-        finally:
-            self.settle()
         self.check()
+
+    def __enter__(self) -> Row:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """No piece is begun any more, and none is under way when this returns.
+
+        Also after an interrupt, which may come between two pieces: whoever leaves may give back
+        the memory and the files that the others work on."""
+        with self._changed:
+            self._next = self._count
+            # An interrupt may have come before this thread could say that it has no piece.
+            self._under_way.discard(threading.get_ident())
+            self._changed.wait_for(lambda: not self._under_way)
 
     @property
     def failed(self) -> bool:
@@ -60,15 +73,6 @@ class Row:
                 raise error
             finally:
                 del error  # they would keep each other, and with them all that the work has filled
-
-    def settle(self) -> None:
-        """No piece is begun any more, and none is under way when this returns.
-
-        Also after an interrupt, which may come between two pieces: whoever returns from run() may
-        give back the memory and the files that the others work on."""
-        with self._changed:
-            self._next = self._count
-            self._changed.wait_for(lambda: self._under_way == 0)
 
     def help(self, most: float = math.inf) -> None:
         """Take pieces until none is left, or so many; errors are for check() to raise."""
@@ -87,12 +91,12 @@ class Row:
             if self._next >= self._count or self._error is not None:
                 return None
             piece, self._next = self._next, self._next + 1
-            self._under_way += 1
+            self._under_way.add(threading.get_ident())
             return piece
 
     def _give_back(self, error: BaseException | None) -> None:
         with self._changed:
-            self._under_way -= 1
+            self._under_way.discard(threading.get_ident())
             self._error = self._error or error
             self._changed.notify_all()
 

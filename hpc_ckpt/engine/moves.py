@@ -25,12 +25,14 @@ _ALONE = 32_767
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 _MIB = 1024**2
 _BATCH = 4 * _MIB
+"""What a thread takes at a time. Leaves are cut into such slices for good, and these into what is
+copied alone only while they are copied: otherwise a large state would have millions of pieces."""
 _WORTH_A_THREAD = 8 * _MIB
 _STREAMED = 192 * _MIB
 """Moves of at least so much go past the caches in glibc (three quarters of what it takes for the
 shared cache; 192 MiB is its usual answer), which is far faster: they are not cut smaller."""
 
-Pieces = tuple[torch.Tensor, ...]
+Slices = tuple[torch.Tensor, ...]
 
 
 class Moves:
@@ -42,7 +44,7 @@ class Moves:
     def __init__(self, buffer: memoryview, places: Sequence[tuple[int, int]]) -> None:
         self._base = fsio.address(buffer)
         self._places = places
-        self._pieces: dict[int, tuple[int, Pieces, Pieces]] = {}
+        self._slices: dict[int, tuple[int, Slices, Slices]] = {}
         """Of each stretch: where it lay, what is copied to where."""
         self._planned: tuple[list[int], list[int]] = ([], [])
         self._batches: list[Callable[[], object]] = []
@@ -76,54 +78,65 @@ class Moves:
             if end - start >= _STREAMED:
                 streams += _streams(self._base + start, address, end - start)
             else:
-                batches.add(*self._cut(number, address), end - start)
+                batches.add(*self._cut(number, address))
         return streams + batches.calls()
 
-    def _cut(self, number: int, address: int) -> tuple[Pieces, Pieces]:
-        known = self._pieces.get(number)
+    def _cut(self, number: int, address: int) -> tuple[Slices, Slices]:
+        known = self._slices.get(number)
         if known is None or known[0] != address:
             start, end = self._places[number]
             place, size = self._base + start, end - start
             width, word = next(one for one in _WORDS if (place | address) % one[0] == 0)
             whole = size // width * width
-            known = self._pieces[number] = (
+            known = self._slices[number] = (
                 address,
-                _pieces(place, whole, size, word),
-                _pieces(address, whole, size, word),
+                _slices(place, whole, size, word),
+                _slices(address, whole, size, word),
             )
         return known[1:]
 
 
 class _Batches:
-    """Pieces, as many as one thread takes at a time."""
+    """Long slices one by one, short ones together, as many as one thread takes at a time."""
 
     def __init__(self) -> None:
-        self._all: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        self._long: list[Callable[[], object]] = []
+        self._short: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         self._room = 0
 
-    def add(self, targets: Pieces, sources: Pieces, nbytes: int) -> None:
-        each = -(-nbytes // len(targets))
-        for pair in zip(targets, sources, strict=True):
-            if self._room <= 0:
-                self._all.append(([], []))
-                self._room = _BATCH
-            for column, piece in zip(self._all[-1], pair, strict=True):
-                column.append(piece)
-            self._room -= each
+    def add(self, targets: Slices, sources: Slices) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            if target.numel() > _ALONE:
+                self._long.append(partial(_copy_long, target, source))
+            else:
+                self._add_short(target, source)
+
+    def _add_short(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self._room <= 0:
+            self._short.append(([], []))
+            self._room = _BATCH
+        self._short[-1][0].append(target)
+        self._short[-1][1].append(source)
+        self._room -= target.nbytes
 
     def calls(self) -> list[Callable[[], object]]:
-        return [partial(torch._foreach_copy_, *batch) for batch in self._all]
+        return self._long + [partial(torch._foreach_copy_, *batch) for batch in self._short]
 
 
-def _pieces(place: int, whole: int, size: int, word: torch.dtype) -> Pieces:
+def _copy_long(target: torch.Tensor, source: torch.Tensor) -> None:
+    torch._foreach_copy_(torch.split(target, _ALONE), torch.split(source, _ALONE))
+
+
+def _slices(place: int, whole: int, size: int, word: torch.dtype) -> Slices:
     """Memory by its address: whole words, of which there is one at least, then the odd bytes."""
     # Tensors of inference mode could not be written to outside of it.
     with torch.inference_mode(mode=False):
-        words = torch.split(torch.frombuffer(view_at(place, whole), dtype=word), _ALONE)
+        words = torch.frombuffer(view_at(place, whole), dtype=word)
+        slices = torch.split(words, _BATCH // word.itemsize)
         if whole == size:
-            return words
+            return slices
         tail = torch.frombuffer(view_at(place + whole, size - whole), dtype=torch.uint8)
-    return (*words, tail)
+    return (*slices, tail)
 
 
 def _streams(place: int, address: int, size: int) -> list[Callable[[], object]]:

@@ -160,8 +160,8 @@ class Camera:
         self._outline: Outline | None = None
         self._plan: _Plan | None = None
         self._steady: frozenset[str] = frozenset()
-        self._known: tuple[Kinds, list[int]] | None = None
-        """What plan() saw of the values, for warm()."""
+        self._known: tuple[_Plan, Kinds, list[int]] | None = None
+        """What plan() saw of the values, for buffers made later; it holds for that plan alone."""
         self.pinned = False
 
     @property
@@ -205,7 +205,7 @@ class Camera:
         self._steady = steady
         plan = self._plan_of(self._outline, found)
         values, addresses = _stored(self._outline, found)
-        self._known = (Kinds(values, plan.places), addresses)
+        self._known = (plan, Kinds(values, plan.places), addresses)
         return plan.total
 
     def warm(self, size: int) -> None:
@@ -214,8 +214,14 @@ class Camera:
         if slot.memory is not None or self.pinned:
             return
         _touch(slot.sized(size, pinned=False))
-        if self._plan is not None and self._known is not None:
-            slot.prepare(self._plan, pinned=False).learn(*self._known)
+        self._learn(slot)
+
+    def _learn(self, slot: Slot) -> None:
+        """What a copy would find out the first time it goes there."""
+        known = self._known
+        if known is not None and known[0] is self._plan:
+            plan, kinds, addresses = known
+            slot.prepare(plan, pinned=self.pinned).learn(kinds, addresses)
 
     @property
     def can_grow(self) -> bool:
@@ -235,6 +241,7 @@ class Camera:
         memory = slot.sized(self.size, pinned=self.pinned)
         if not self.pinned:
             _touch(memory)
+        self._learn(slot)
         self._slots.append(slot)
 
     def _has_room(self, total: int) -> bool:

@@ -68,7 +68,7 @@ class Tidier:
         self._rounds = _Rounds()
         self._scrubber = Scrubber()
         self._swept: set[str] = set()
-        self._untidy: dict[str, tuple[str, int | None]] = {}
+        self._untidy: dict[str, tuple[str, object]] = {}
         """By tier: why nothing could be removed at the last commit."""
 
     def sweep_again(self, tier: Tier) -> None:
@@ -145,7 +145,8 @@ class Tidier:
 
     def _tell_that_all_stays(self, tier: Tier, error: Exception) -> None:
         """Once for the same reason: a run directory may be away for many commits."""
-        reason = (type(error).__name__, getattr(error, "errno", None))
+        known = error.errno if isinstance(error, OSError) else one_line(error)
+        reason = (type(error).__name__, known)
         if self._untidy.get(tier.name) == reason:
             return
         self._untidy[tier.name] = reason

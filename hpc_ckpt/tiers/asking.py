@@ -42,7 +42,9 @@ class Asker:
     @property
     def silent(self) -> set[str]:
         """Names of those that have not answered yet."""
-        return {*self._silent, *(name for name, lost in self._lost.items() if lost >= UNANSWERED)}
+        with self._lock:
+            lost = {name for name, count in self._lost.items() if count >= UNANSWERED}
+            return lost.union(self._silent)
 
     def ask(
         self,

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from .. import fsio
 from ..format.manifest import digest
@@ -116,38 +117,39 @@ class _ImageWrite:
         self._chunk = chunk
         self._pace = pace
         self._digests = [""] * -(-len(image) // chunk)
-        self._hashes = Row(len(self._digests), self._hash_one)
-        self._writes = Row(len(self._digests), self._write_one)
         self._whole = _whole_pages(image)
         self._direct = self._whole is not None and fsio.set_direct(descriptor, direct=True)
 
     def run(self) -> tuple[str, ...]:
-        self._pace.hold(self._help)
+        # Rows know this object and not the other way round: a cycle would keep the image alive.
+        hashes = Row(len(self._digests), self._hash_one)
+        writes = Row(len(self._digests), partial(self._write_one, hashes))
+
+        def hash_then_write() -> None:
+            hashes.help()
+            writes.help()
+
+        self._pace.hold(hash_then_write)
         try:
-            start_threads(self._pace.threads - 1, self._help)
-            self._writes.help()
-            if not self._writes.failed:
-                self._hashes.help()
+            with hashes, writes:
+                start_threads(self._pace.threads - 1, hash_then_write)
+                writes.help()
+                if not writes.failed:
+                    hashes.help()
         finally:
             self._pace.hold(None)
-            self._writes.settle()
-            self._hashes.settle()
-        self._writes.check()
-        self._hashes.check()
+        writes.check()
+        hashes.check()
         if self._whole is not None:
             os.ftruncate(self._descriptor, len(self._image))
         return tuple(self._digests)
 
-    def _help(self) -> None:
-        self._hashes.help()
-        self._writes.help()
-
     def _hash_one(self, number: int) -> None:
         self._digests[number] = digest(self._view(number))
 
-    def _write_one(self, number: int) -> None:
+    def _write_one(self, hashes: Row, number: int) -> None:
         if not self._pace.hurried:
-            self._hashes.help(1)
+            hashes.help(1)
         view = self._view(number)
         self._write(view, number * self._chunk)
         fsio.reached("shard.chunk")

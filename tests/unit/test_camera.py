@@ -358,6 +358,33 @@ def test_a_snapshot_stands_while_the_next_is_taken() -> None:
     assert (then, reference(program.state())) == (seen(second), seen(third))
 
 
+def test_a_buffer_made_later_learns_no_form_that_is_over() -> None:
+    """What was seen at the start holds for the state of the start alone."""
+    camera = Camera()
+    start = {"a": torch.ones(70_000), "b": torch.ones(3)}
+    later = {"b": torch.ones(70_000), "c": torch.full((70_000,), 2.0), "d": torch.zeros(5)}
+    camera.plan(start, frozenset())
+    first = camera.take(later)
+    camera.grow()
+    second = camera.take(later)
+    assert [reference(later)] * 2 == [seen(first), seen(second)]
+
+
+def test_a_buffer_made_later_is_planned_before_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Training does not wait for the first plan of a second buffer."""
+    camera, state = Camera(), {"a": torch.ones(70_000), "b": torch.ones(3)}
+    camera.plan(state, frozenset())
+    first = camera.take(state)
+    camera.grow()
+    planned: list[object] = []
+    monkeypatch.setattr(moves.Moves, "_plan", lambda self, *_: planned.append(self) or [])
+    second = camera.take(state)
+    assert [] == planned
+    assert seen(first) == seen(second)
+
+
 def test_two_buffers_may_hold_different_forms() -> None:
     """Each remembers the plan that its headers were written for."""
     camera = Camera()

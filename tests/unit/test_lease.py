@@ -400,3 +400,33 @@ def test_generations_go_on_above_what_was_saved(rundir: RunDir) -> None:
     saved.mkdir()
     (saved / MANIFEST_NAME).touch()
     assert 4 == lease.acquire_standalone(rundir).generation
+
+
+def test_what_was_saved_and_cannot_be_read_counts_as_well(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bad directory, however old, must not keep a program from starting."""
+    (rundir.checkpoints / CheckpointKey(3, 30).directory_name).mkdir()
+
+    def broken(path: object) -> bool:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(fsio, "is_file", broken)
+    assert 4 == lease.acquire_standalone(rundir).generation
+
+
+def test_no_generation_is_taken_where_nobody_can_tell_what_was_saved(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that cannot be listed is not an empty one."""
+    real = os.listdir
+
+    def listdir(path: Any) -> list[str]:
+        if Path(path) == rundir.checkpoints:
+            raise OSError(errno.EIO, "broken")
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(OSError, match="broken"):
+        lease.acquire_standalone(rundir)
+    assert [] == lease.generations(rundir)

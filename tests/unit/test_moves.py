@@ -71,6 +71,15 @@ def test_a_plan_made_in_inference_mode_holds_outside_of_it() -> None:
         assert bytes([number]) * source.nbytes == bytes_at(buffer, 0, source.nbytes)
 
 
+def test_a_large_leaf_is_remembered_as_few_slices() -> None:
+    """What is kept grows with the number of leaves, hardly with their bytes."""
+    source = torch.zeros(64 * KIB * KIB + 3, dtype=torch.uint8)
+    buffer = memoryview(fsio.allocate(len(source)))
+    moves = Moves(buffer, [(0, len(source))])
+    moves.run([source.data_ptr()], [0])
+    assert 16 + 1 == len(moves._batches) == len(moves._slices[0][1])
+
+
 def test_no_thread_of_openmp_is_woken() -> None:
     """Its barriers stall beside a busy neighbour. A copy torch shares out does start them here."""
     script = """

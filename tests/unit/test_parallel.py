@@ -232,9 +232,24 @@ def test_an_interrupt_between_pieces_ends_the_others_too(monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         row.run(2)
     begun = len(work.begun)
-    assert 0 == row._under_way
+    assert not row._under_way
     assert take() is None
     assert begun == len(work.begun)
+
+
+def test_an_interrupt_before_a_piece_is_given_back_hangs_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who leaves has no piece any more, whether or not it could say so."""
+    row = Row(3, Work())
+
+    def interrupted(error: BaseException | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(row, "_give_back", interrupted)
+    runner = Runner(row)
+    assert runner.ended()
+    assert isinstance(runner.raised, KeyboardInterrupt)
 
 
 def test_an_error_keeps_nothing_of_the_work_alive() -> None:

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from hpc_ckpt import fsio
 from hpc_ckpt.engine import tidying
 from hpc_ckpt.engine.tidying import Tidier
-from hpc_ckpt.errors import Fenced
+from hpc_ckpt.errors import CorruptCheckpoint, Fenced
 from hpc_ckpt.events import Event, EventLog, read
 from hpc_ckpt.format.image import lay_out
 from hpc_ckpt.lease import Lease, acquire_standalone
@@ -71,6 +72,33 @@ def test_nothing_goes_while_the_run_directory_does_not_say_who_holds_it(tmp_path
     assert before == fsio.names_in(tier.path)
     (said,) = [r for r in read(log.path) if r["event"] == Event.RETENTION_FAILED.value]
     assert "for fast" in said["error"]
+
+
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [
+        ([OSError(errno.EIO, "one"), OSError(errno.EIO, "two")], 1),
+        ([OSError(errno.EIO, "one"), OSError(errno.ESTALE, "two")], 2),
+        ([CorruptCheckpoint("step 1 is damaged"), CorruptCheckpoint("step 2 is damaged")], 2),
+    ],
+)
+def test_storage_that_is_away_is_told_once_and_damage_every_time(
+    tmp_path: Path, errors: list[Exception], told: int
+) -> None:
+    """A disk that damages whatever is written to it must not fall silent after the first."""
+    rundir, left = RunDir(tmp_path), iter(errors)
+    rundir.create()
+    tier = DirectoryTier(rundir.checkpoints)
+
+    def raise_next(asked: Tier) -> None:
+        raise next(left)
+
+    log = EventLog(rundir.events_file(1, "node"))
+    one = Tidier(Keep(last=1), taken(rundir), log, on_fenced=fail, guard=raise_next)
+    for step in range(1, 1 + len(errors)):
+        one.tidy(tier, make_checkpoint(tier, CheckpointKey(1, step), [PlainLeaf("w", b"12345678")]))
+    said = [r for r in read(log.path) if r["event"] == Event.RETENTION_FAILED.value]
+    assert told == len(said)
 
 
 # ── damage ────────────────────────────────────────────────────────────────────────────────

@@ -7,9 +7,11 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import gc
 import os
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -580,6 +582,32 @@ def test_one_in_a_hurry_gets_a_second_thread(tmp_path: Path, kernel: Kernel) -> 
     by = {write.offset // CHUNK: write.thread for write in kernel.writes}
     assert {0: "writer", **dict.fromkeys(range(1, 6), "hpc-ckpt-hurry-0")} == by
     assert 6 == len(kernel.writes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_keeps_an_image_that_is_written(
+    tmp_path: Path, kernel: Kernel, fails: bool
+) -> None:
+    """Also where the collector is switched off: the buffer is given back before a larger one."""
+
+    def before(write: Write) -> None:
+        if fails:
+            raise OSError(errno.EIO, "broken")
+
+    kernel.before = before
+    image = in_pages(6 * CHUNK)
+    kept = weakref.ref(image.obj)
+    gc.disable()
+    try:
+        with contextlib.suppress(OSError):
+            written(tmp_path / "x", image, Pace())
+        for thread in threading.enumerate():
+            if thread.name.startswith("hpc-ckpt-row"):
+                thread.join(PATIENCE_S)
+        del image
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 class Hashes:
