@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from .. import lease
 from ..errors import HpcCkptError, SchedulerError
@@ -33,21 +34,30 @@ or the next job, finds out whether it is better."""
 MOST_STARTS = 20
 """In a row, of a job that could not write anything: five hours, as with the tokens of an array."""
 
+T = TypeVar("T")
+
 
 def read_orders(arguments: argparse.Namespace) -> tuple[RunDir, Orders]:
     """The run directory of the chain and its orders, waited for; raises if they do not come."""
+    asked = partial(read, arguments.root, arguments.member)
+    return waited_for(asked, partial(go_on_unread, arguments))
+
+
+def waited_for(act: Callable[[], T], go_on: Callable[..., object]) -> T:
+    """What is asked of storage before a link can begin. Where nothing comes of it, `go_on(told=…)`
+    before it raises: ToldToStop if the link was told to stop, else what storage said."""
     try:
-        return patiently(partial(read, arguments.root, arguments.member))
+        return patiently(act)
     except ToldToStop:
-        _go_on(arguments, told=True)
+        go_on(told=True)
         raise
     except (HpcCkptError, OSError) as error:
         if by_storage(error):
-            _go_on(arguments, told=False)
+            go_on(told=False)
         raise
 
 
-def _go_on(arguments: argparse.Namespace, *, told: bool) -> None:
+def go_on_unread(arguments: argparse.Namespace, *, told: bool) -> None:
     if arguments.backend == "slurm" and arguments.strategy in NOTHING_WAITS:
         backend = SlurmBackend(os.environ)
         # What somebody cancels is not brought back; and no answer is no fact.

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hpc_ckpt import lease
 from hpc_ckpt.chain import link, patience, unread
 from hpc_ckpt.chain.allocation import SlurmBackend
 from hpc_ckpt.chain.clockwork import Clockwork
@@ -134,6 +135,29 @@ def test_a_sweep_is_waited_for(
     assert [patience.STORAGE_RETRY_S] == slept
 
 
+def test_the_first_look_at_the_leases_is_waited_for(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    highest = lease.highest
+    monkeypatch.setattr(lease, "highest", stale)
+    slept = waiting(monkeypatch, lambda: monkeypatch.setattr(lease, "highest", highest))
+    assert 0 == run_main(monkeypatch, "--root", str(rundir.root))
+    assert [patience.STORAGE_RETRY_S] == slept
+
+
+@pytest.mark.parametrize("set_up", [True, False])
+def test_whether_the_chain_is_over_is_waited_for(
+    runner: link.LinkRunner, rundir: RunDir, monkeypatch: pytest.MonkeyPatch, set_up: bool
+) -> None:
+    """A link that cannot be told so would fail before it has begun."""
+    rundir.write_halt("enough")
+    over = runner._why_over
+    monkeypatch.setattr(runner, "_why_over", stale)
+    slept = waiting(monkeypatch, lambda: monkeypatch.setattr(runner, "_why_over", over))
+    assert 0 == (runner.run() if set_up else runner.not_set_up("no such module"))
+    assert [patience.STORAGE_RETRY_S] == slept
+
+
 def asks_slurm(monkeypatch: pytest.MonkeyPatch, *answers: str | SchedulerError) -> list[list[str]]:
     """What is asked of a scheduler that answers so, from within job 812."""
     asked: list[list[str]] = []
@@ -234,6 +258,37 @@ def test_a_full_root_is_tried_again_and_not_for_ever(
     with pytest.raises(OSError, match="No space"):
         runner.run()
     assert ([["scontrol", "requeue", "812"]] if requeued else []) == asked
+
+
+@pytest.mark.parametrize("set_up", [True, False])
+def test_a_chain_of_which_nobody_knows_whether_it_is_over_goes_on(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, set_up: bool
+) -> None:
+    """A later link may find out."""
+    asked = asks_slurm(monkeypatch)
+    monkeypatch.setattr(patience, "STORAGE_PATIENCE_S", 0.0)
+    backend = unread.SlurmBackend(os.environ)
+    monkeypatch.setattr(unread, "SlurmBackend", SlurmBackend)
+    orders = replace(Orders.read(rundir), strategy="requeue")
+    runner = link.LinkRunner(rundir, orders, backend)
+    monkeypatch.setattr(runner, "_why_over", stale)
+    begin = runner.run if set_up else partial(runner.not_set_up, "no such module")
+    with pytest.raises(OSError, match="Stale"):
+        begin()
+    assert [["scontrol", "requeue", "812"]] == asked
+
+
+def test_leases_that_are_never_seen_do_not_end_a_chain(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And what storage says is told without a traceback."""
+    asked = asks_slurm(monkeypatch)
+    monkeypatch.setattr(patience, "STORAGE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(lease, "highest", stale)
+    root = ("--root", str(rundir.root))
+    assert 1 == run_main(monkeypatch, *root, "--strategy", "requeue", backend="slurm")
+    assert [["scontrol", "requeue", "812"]] == asked
+    assert "Stale file handle" in caplog.text
 
 
 def full() -> Any:
