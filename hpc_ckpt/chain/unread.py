@@ -15,15 +15,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from .. import lease
+from .. import fsio, lease
 from ..errors import HpcCkptError, SchedulerError
+from ..lease import Holder
 from ..rundir import RunDir
 from . import slurm
 from .allocation import SlurmBackend
 from .arguments import read
 from .backend import Backend, Cause
 from .orders import Orders
-from .patience import ToldToStop, by_storage, patiently
+from .patience import ToldToStop, by_mistake, by_storage, patiently
 from .succession import AWAY_PATIENCE_S, AWAY_RETRY_S
 
 log = logging.getLogger("hpc_ckpt.link")
@@ -69,20 +70,42 @@ def go_on_unwritten(rundir: RunDir, strategy: str, backend: Backend) -> None:
     """No lease could be taken, so that no budget counts this start; Slurm counts them."""
     if not isinstance(backend, SlurmBackend) or strategy not in NOTHING_WAITS:
         return
-    if _starts_in_vain(rundir, backend) < MOST_STARTS:
+    if _starts_in_vain(rundir, backend.holder()) < MOST_STARTS:
         requeue(backend)
     else:
         log.error("not tried again after %d times; make room, then resume the chain", MOST_STARTS)
 
 
-def _starts_in_vain(rundir: RunDir, backend: SlurmBackend) -> int:
+def begun_or_put_back(
+    act: Callable[[], T], rundir: RunDir, holder: Holder, put_back: Callable[[], int] | None
+) -> T:
+    """The same for a link in somebody else's job, which keeps its signals by itself: `act`, or
+    SystemExit with what `put_back` says. In its first start a root that cannot be made is a
+    mistake, and nothing to wait for."""
+
+    def passes(error: Exception) -> bool:
+        return by_storage(error) and not (holder.restarts == 0 and by_mistake(error))
+
+    try:
+        return patiently(act, passes=passes, sleep=time.sleep)
+    except (HpcCkptError, OSError) as error:
+        hopeless = not passes(error) or _starts_in_vain(rundir, holder) >= MOST_STARTS
+        if hopeless or put_back is None:
+            raise
+        log.warning("%s; the job goes back into the queue", error)
+        raise SystemExit(put_back()) from error
+
+
+def _starts_in_vain(rundir: RunDir, holder: Holder) -> int:
     """Of this job, since a link of it began; 0 where not even that can be read."""
     try:
+        if not fsio.exists(rundir.root):
+            return 0  # as where it is not mounted
         last = lease.holder_of(rundir, lease.highest(rundir))
     except (HpcCkptError, OSError):
         return 0
-    before = -1 if last is None or last.job != backend.job else last.restarts
-    return backend.restarts - before
+    before = -1 if last is None or last.job != holder.job else last.restarts
+    return holder.restarts - before
 
 
 def requeue(
