@@ -29,6 +29,7 @@ from . import pinning, setup, slurm, unanswered
 from .claim import add_jobs, claimed_directory, counted_anew, encode, refuse_another_command
 from .command import check_command
 from .directives import dependency_of
+from .following import may_be_over
 from .freeze import freeze, is_frozen
 from .layers import Loaded, load
 from .ledger import ChainStatus, State, has_run_out, read_status
@@ -80,12 +81,13 @@ class Chain:
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            status = self.status()
-            over = status.state in (State.COMPLETE, State.STOPPED)
-            if over or has_run_out(self.rundir, status):
-                return status
+            if may_be_over(self.rundir):  # first: a status reads the whole history
+                status = self.status()
+                over = status.state in (State.COMPLETE, State.STOPPED)
+                if over or has_run_out(self.rundir, status):
+                    return status
             if end is not None and time.monotonic() >= end:
-                raise TimeoutError(f"{self.rundir.root}: still {status.state.value}")
+                raise TimeoutError(f"{self.rundir.root}: still {self.status().state.value}")
             time.sleep(LOOK_EVERY_S)
 
     def stop(self, reason: str = BY_THE_USER, *, how: How = How.SAVE) -> list[str]:
