@@ -246,11 +246,25 @@ class Pinned:
 
 
 def pin(loaded: Loaded, plan: Plan, home: Path) -> Pinned:
-    prefixes = [one.prefix for one in plan.activations]
+    prefixes = _pinned_prefixes(plan) if loaded.spec.pin.environment else None
     return Pinned(
         code=_version(plan.cwd, home),
         cwd=_frozen_code(loaded, plan, home),
-        packages=pinning.record(prefixes) if loaded.spec.pin.environment else None,
+        packages=None if prefixes is None else pinning.record(prefixes),
+    )
+
+
+def _pinned_prefixes(plan: Plan) -> list[str]:
+    """On this machine links run in the environment of whoever starts them."""
+    prefixes = [one.prefix for one in plan.activations]
+    if prefixes or plan.backend is not Backend.SLURM:
+        return prefixes
+    if plan.prologue is not None:
+        why = f"the prologue of {plan.cluster} makes the environment, and nobody knows which"
+        raise SpecError(f"pin.environment: {why}; take the key out, and pin versions there")
+    raise SpecError(
+        "pin.environment: no virtual or conda environment is active, so there are no packages to "
+        "compare; activate the one of the program, or take the key out"
     )
 
 
