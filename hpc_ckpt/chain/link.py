@@ -61,7 +61,7 @@ class LinkRunner:
         self._orders = orders
         self._backend = backend
         self._watched = {signal.SIGTERM, signal.SIGCHLD, orders.signal}
-        self._generation = lease.highest(rundir) + 1
+        self._generation = lease.last(rundir) + 1
         self._enter(self._generation)
 
     def _enter(self, generation: int) -> None:
