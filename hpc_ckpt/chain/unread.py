@@ -24,8 +24,9 @@ from .allocation import SlurmBackend
 from .arguments import read
 from .backend import Backend, Cause
 from .orders import Orders
-from .patience import ToldToStop, by_mistake, by_storage, patiently
+from .patience import ToldToStop, by_mistake, by_storage, patiently, why_unread
 from .succession import AWAY_PATIENCE_S, AWAY_RETRY_S
+from .sweep import member_root
 
 log = logging.getLogger("hpc_ckpt.link")
 
@@ -63,14 +64,27 @@ def go_on_unread(arguments: argparse.Namespace, *, told: bool) -> None:
         backend = SlurmBackend(os.environ)
         # What somebody cancels is not brought back; and no answer is no fact.
         if not told or backend.look().cause not in (None, Cause.CANCELLED):
-            requeue(backend)
+            _requeue_unless_in_vain(_place_of(arguments), backend)
+
+
+def _place_of(arguments: argparse.Namespace) -> RunDir | None:
+    """None: what tells it for a member cannot be read either."""
+    try:
+        member = arguments.member
+        return RunDir(arguments.root if member is None else member_root(arguments.root, member))
+    except (HpcCkptError, OSError):
+        return None
 
 
 def go_on_unwritten(rundir: RunDir, strategy: str, backend: Backend) -> None:
     """No lease could be taken, so that no budget counts this start; Slurm counts them."""
     if not isinstance(backend, SlurmBackend) or strategy not in NOTHING_WAITS:
         return
-    if _starts_in_vain(rundir, backend.holder()) < MOST_STARTS:
+    _requeue_unless_in_vain(rundir, backend)
+
+
+def _requeue_unless_in_vain(rundir: RunDir | None, backend: SlurmBackend) -> None:
+    if rundir is None or _starts_in_vain(rundir, backend.holder()) < MOST_STARTS:
         requeue(backend)
     else:
         log.error("not tried again after %d times; make room, then resume the chain", MOST_STARTS)
@@ -101,7 +115,10 @@ def _starts_in_vain(rundir: RunDir, holder: Holder) -> int:
     try:
         if not fsio.exists(rundir.root):
             return 0  # as where it is not mounted
-        last = lease.holder_of(rundir, lease.highest(rundir))
+        newest = lease.highest(rundir)
+        last = lease.holder_of(rundir, newest)
+        if newest and last is None and why_unread(lease.file_of(rundir, newest)):
+            return 0
     except (HpcCkptError, OSError):
         return 0
     before = -1 if last is None or last.job != holder.job else last.restarts

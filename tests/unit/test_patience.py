@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -211,6 +212,40 @@ def test_told_to_stop_while_orders_are_waited_for(
     root = ("--root", str(rundir.root))
     assert 1 == run_main(monkeypatch, *root, "--strategy", "requeue", backend="slurm")
     assert requeued == (["scontrol", "requeue", "812"] in asked)
+
+
+@pytest.mark.parametrize(("restarts", "requeued"), [(22, True), (23, False)])
+def test_orders_that_can_never_be_read_again_are_not_tried_for_ever(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, restarts: int, requeued: bool
+) -> None:
+    """One file is broken, and the rest of the root answers: its last lease is of restart 3."""
+    asked = asks_slurm(monkeypatch)
+    (rundir.lease / "00000004").write_text(json.dumps({"job": "812", "restarts": 3}))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    monkeypatch.setattr(patience, "STORAGE_PATIENCE_S", 0.0)
+    read = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        return stale() if path == rundir.chain_file else read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    root = ("--root", str(rundir.root))
+    assert 0 != run_main(monkeypatch, *root, "--strategy", "requeue", backend="slurm")
+    assert ([["scontrol", "requeue", "812"]] if requeued else []) == asked
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_root_that_is_away_ends_no_chain_however_often_its_job_began(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """Its leases would tell which of the starts were in vain."""
+    asked = asks_slurm(monkeypatch)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "99")
+    (rundir.lease / "00000004").write_text(json.dumps({"job": "812", "restarts": 98}))
+    if gone:
+        shutil.rmtree(rundir.root.parent)
+    assert 0 != unread_for_ever(monkeypatch, rundir, "requeue")
+    assert [["scontrol", "requeue", "812"]] == asked
 
 
 def tell(_: float) -> None:
