@@ -209,6 +209,11 @@ def highest(rundir: RunDir) -> int:
     return max(generations(rundir), default=0)
 
 
+def last(rundir: RunDir) -> int:
+    """The newest that is known of, also where its file is gone; the next to be taken follows it."""
+    return max(highest(rundir), _saved(rundir))
+
+
 def file_of(rundir: RunDir, generation: int) -> Path:
     """Its existence means that the generation is taken, and all before it are fenced."""
     return rundir.lease / f"{generation:08d}"

@@ -80,7 +80,9 @@ class SlurmBackend:
 
     def surely_gone(self, holder: Holder, nodes: str | None) -> bool:
         """A node that answers has ended what a job left there before Slurm called the job over.
-        One that was set down was not asked."""
+        One that was set down was not asked; one whose job still runs has ended nothing."""
+        if self.probe(holder) is not False:
+            return False
         states = self._states(nodes)
         return slurm.answer(states) and not slurm.are_ending(states)
 

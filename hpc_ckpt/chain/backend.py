@@ -102,8 +102,8 @@ class Backend(Protocol):
         """Those of this link, in the scheduler's own short form."""
 
     def surely_gone(self, holder: Holder, nodes: str | None) -> bool:
-        """Whether whoever could see the processes of an ended link there says that none is left.
-        At most one question to the scheduler; no answer is no."""
+        """Whether its job is over and whoever could see its processes there says that none is
+        left. At most two questions to the scheduler; no answer is no."""
 
     def ended_whole(self, code: int) -> bool:
         """Of this link, whose step has returned `code`: whether nothing of it can be left. At most

@@ -132,7 +132,7 @@ def counted_anew(rundir: RunDir) -> dict[str, Any]:
     """For chain.json: the links and jobs up to now are those of earlier submissions. What these
     extended themselves by is listed among them, so that all jobs stay in their order."""
     jobs = jobs_beside_sweep(rundir)
-    return {"after_generation": lease.highest(rundir), "jobs": jobs, "jobs_before": len(jobs)}
+    return {"after_generation": lease.last(rundir), "jobs": jobs, "jobs_before": len(jobs)}
 
 
 def encode(record: Mapping[str, Any]) -> bytes:

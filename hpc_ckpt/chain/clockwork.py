@@ -185,6 +185,8 @@ class Clockwork:
     def _publish(self, record: JobRecord) -> None:
         """The scheduler's end, or the end of the budget if that comes first; once the job is being
         ended, when it is killed."""
+        if record.end is None and self.deadline is not None:
+            return  # no answer moves nothing: the budget may end hundreds of hours after the link
         bounds = (record.end,) if record.ending else (record.end, self._budget_end)
         ends = [end for end in bounds if end is not None]
         if not ends or min(ends) == self.deadline:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .. import resources
@@ -36,7 +37,9 @@ SHARE = 0.25
 """Of the work that fits into a link: even at twice the reference's speed the first one is cut."""
 GRACE_S = 10.0
 
-Show = Callable[[str, ChainStatus], None]
+Look = Callable[[], ChainStatus]
+Show = Callable[[str, Look], None]
+"""By what name, and how to look: that reads the whole history."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Comparison:
 def run_reference(root: Path, show: Show) -> ChainStatus:
     """The program without any disturbance."""
     rundir = _prepare(root, link_time_s=600)
-    _run(rundir, 600, {}, lambda status: show("undisturbed", status))
+    _run(rundir, 600, {}, lambda look: show("undisturbed", look))
     return _finished(rundir)
 
 
@@ -70,7 +73,7 @@ def run_disturbed(root: Path, reference: ChainStatus, show: Show) -> ChainStatus
             grace_s=GRACE_S,
         ),
     }
-    _run(rundir, short_s, incidents, lambda status: show("a chain", status))
+    _run(rundir, short_s, incidents, lambda look: show("a chain", look))
     return _finished(rundir)
 
 
@@ -110,7 +113,7 @@ def _run(
     rundir: RunDir,
     link_time_s: float,
     incidents: Mapping[int, Incident],
-    show: Callable[[ChainStatus], None],
+    show: Callable[[Look], None],
 ) -> None:
     LocalChain(
         rundir,
@@ -118,7 +121,7 @@ def _run(
         link_time_s=link_time_s,
         kill_wait_s=5.0,
         incidents=incidents,
-        on_tick=lambda: show(read_status(rundir)),
+        on_tick=lambda: show(partial(read_status, rundir)),
     ).run()
 
 

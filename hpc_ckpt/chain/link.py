@@ -17,11 +17,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import lease
-from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError, RootError
+from ..errors import EXIT_COMPLETE, EXIT_FAILED, HpcCkptError
 from ..events import Event, EventLog
 from ..rundir import Result, RunDir
 from ..units import format_duration
@@ -35,10 +36,10 @@ from .entries import level_of, write_end, write_start
 from .evidence import Finding, last_lines, tail
 from .lookback import avoid_bad_hosts, cancelled_unseen, explain_last
 from .orders import HALT, Orders
-from .patience import ToldToStop, Unseen, by_storage, patiently, sleep_unless_told
+from .patience import ToldToStop, Unseen, sleep_unless_told
 from .succession import succession
 from .sweep import all_over
-from .unread import go_on_unwritten, read_orders
+from .unread import go_on_unread, go_on_unwritten, read_orders, waited_for
 from .verdict import Logs, Verdict, judge
 
 log = logging.getLogger("hpc_ckpt.link")
@@ -60,7 +61,7 @@ class LinkRunner:
         self._orders = orders
         self._backend = backend
         self._watched = {signal.SIGTERM, signal.SIGCHLD, orders.signal}
-        self._generation = lease.highest(rundir) + 1
+        self._generation = lease.last(rundir) + 1
         self._enter(self._generation)
 
     def _enter(self, generation: int) -> None:
@@ -84,19 +85,12 @@ class LinkRunner:
 
     def run(self) -> int:
         """Exit code of the batch job: 0 unless the program failed."""
-        if self._is_over():
-            return EXIT_COMPLETE
         try:
-            taken = patiently(self._acquire)
+            if waited_for(self._is_over, self._go_on_unbegun):
+                return EXIT_COMPLETE
+            taken = waited_for(self._acquire, self._go_on_unbegun)
         except ToldToStop:
-            log.info("told to stop while waiting for the lease; nothing was started")
-            if not self._halt_if_cancelled():
-                self._succession.go_on()
             return EXIT_COMPLETE
-        except (RootError, OSError) as error:
-            if by_storage(error):  # a later one may find it better
-                go_on_unwritten(self._rundir, self._orders.strategy, self._backend)
-            raise
         self._enter(taken.generation)
         try:
             try:
@@ -113,7 +107,7 @@ class LinkRunner:
 
     def not_set_up(self, why: str) -> int:
         """The environment of the program could not be made here; no link begins."""
-        if self._is_over():
+        if waited_for(self._is_over, self._go_on_unbegun):
             return EXIT_COMPLETE
         if setup.gives_up(self._orders, self._backend):
             self._stop_chain(why, [])
@@ -151,6 +145,15 @@ class LinkRunner:
         return links_left(self._rundir, self._generation, self._orders, seen)
 
     # ── before ────────────────────────────────────────────────────────────────────────────
+    def _go_on_unbegun(self, *, told: bool) -> None:
+        """Without a lease of this link; a later one may find storage better."""
+        if not told:
+            go_on_unwritten(self._rundir, self._orders.strategy, self._backend)
+            return
+        log.info("told to stop while waiting for the lease; nothing was started")
+        if not self._halt_if_cancelled():
+            self._succession.go_on()
+
     def _is_over(self) -> bool:
         """Whether the chain is over; a requeued or left-over array index then ends at once."""
         why = self._why_over()
@@ -393,7 +396,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.pthread_sigmask(signal.SIG_BLOCK, {orders.signal})
         setup.started(orders)
         backend = backend_of(arguments, orders)
-        runner = LinkRunner(rundir, orders, backend, told=arguments.told)
+        make = partial(LinkRunner, rundir, orders, backend, told=arguments.told)
+        runner = waited_for(make, partial(go_on_unread, arguments))
         if arguments.not_set_up is not None:
             return runner.not_set_up(arguments.not_set_up)
         if arguments.set_up:
@@ -402,9 +406,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ToldToStop:
         log.warning("told to stop while waiting for storage; nothing was started")
         return EXIT_FAILED
-    except HpcCkptError as error:
+    except (HpcCkptError, OSError) as error:
         log.error("%s", error)  # noqa: TRY400 - the message is the whole story
-        return error.exit_code
+        return error.exit_code if isinstance(error, HpcCkptError) else EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def past_links(rundir: RunDir, after: int, until: int) -> list[PastLink]:
     # The one after them may have found out how the last one ended.
     records = {g: list(events.read(rundir.ledger_file(g))) for g in range(after + 1, until + 2)}
     explained = explanations(record for many in records.values() for record in many)
-    del records[until + 1]
+    records.pop(until + 1, None)  # none at all where nothing is known after `after`
     every = (_past(rundir, g, many, explained.get(g, {})) for g, many in records.items())
     return [link for link in every if link is not None]
 
@@ -131,7 +131,8 @@ def present_jobs(rundir: RunDir) -> list[str]:
 
 def _jobs_beside(rundir: RunDir, record: dict[str, Any]) -> list[str]:
     # A link whose set-up failed writes into the ledger of the next generation, and takes no lease.
-    untaken = events.read(rundir.ledger_file(lease.highest(rundir) + 1))
+    last = max(lease.highest(rundir), int(record.get("after_generation") or 0))
+    untaken = events.read(rundir.ledger_file(last + 1))
     extended = [
         str(one["job"])
         for one in (*_all_records(rundir), *untaken)

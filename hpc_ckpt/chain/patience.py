@@ -6,6 +6,7 @@ Standard library only: the link runner asks it.
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -23,6 +24,11 @@ STORAGE_RETRY_S = 30.0
 STORAGE_PATIENCE_S = 900.0
 """Then the token is given up; with 20 of them somebody has five hours to make room."""
 
+_MISTAKES = frozenset({
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP,
+    errno.ENAMETOOLONG,
+})  # fmt: skip
+
 T = TypeVar("T")
 
 
@@ -30,21 +36,32 @@ class ToldToStop(Exception):
     """A signal came before the lease was taken."""
 
 
-def patiently(act: Callable[[], T]) -> T:
+def patiently(
+    act: Callable[[], T],
+    *,
+    passes: Callable[[Exception], bool] | None = None,
+    sleep: Callable[[float], object] | None = None,
+) -> T:
     """A file system that is full or away for a while costs waiting, not the whole array."""
     end = time.monotonic() + STORAGE_PATIENCE_S
     while True:
         try:
             return act()
         except (HpcCkptError, OSError) as error:
-            if not by_storage(error) or time.monotonic() >= end:
+            if not (passes or by_storage)(error) or time.monotonic() >= end:
                 raise
             log.warning("%s; tried again in %g s", error, STORAGE_RETRY_S)
-            sleep_unless_told(STORAGE_RETRY_S)
+            (sleep or sleep_unless_told)(STORAGE_RETRY_S)
 
 
 def by_storage(error: Exception) -> bool:
     return isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+
+
+def by_mistake(error: Exception) -> bool:
+    """Of a place that was never used before: whoever named it cannot have it."""
+    found = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(found, OSError) and found.errno in _MISTAKES
 
 
 def sleep_unless_told(seconds: float) -> None:

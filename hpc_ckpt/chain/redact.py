@@ -75,6 +75,11 @@ _IN_TAG = re.compile(r"[^<>\n]+")
 _ATTRIBUTES = re.compile(
     rf"""\b(?:key|name)=["'](?P<name>{_NAME})["'](?P<link>\s{{1,10}}value=)(?=["'])"""
 )
+_PAIRED = re.compile(
+    rf"""\b(?:key|name)\\{{0,8}}["']?\s{{0,10}}:\s{{0,10}}\\{{0,8}}["']?(?P<name>{_NAME})"""
+    r"""(?P<link>\\{0,8}["']?\s{0,10},?\s{0,40}\\{0,8}["']?value\\{0,8}["']?\s{0,10}:\s{0,10})(?=\S)"""
+)
+"""{"name": "NAME", "value": "value"}, and the same in YAML."""
 _BLOCK = re.compile(
     rf"""(?m)^(?P<indent>[ ]*)(?:-[ ]+)?["']?(?P<name>{_NAME})["']?(?P<link>[ ]*:[ ]*[|>][-+\d]*"""
     r"""[ ]*(?:\#.*)?\n(?:[ ]*\n)*(?P=indent)[ ]+)(?=\S)"""
@@ -125,16 +130,21 @@ _AFTER_LOGIN = frozenset(
         "error",
     }
 )
+_TICKETS = r"(?:kinit|klog|iinit|myproxy-logon|(?:voms|grid)-proxy-init)\b"
+"""Programs that read a password and nothing else."""
 _PIPED = re.compile(
     r"\b(?:echo|printf)[ \t]{1,20}"
     r"(?:(?:-[neE]{1,3}|\\?[\"']%s(?:\\{1,4}n)?\\?[\"'])[ \t]{1,20})?"
     r"""(?P<value>(?:[^|\n;&"']|"[^"\n]{0,300}"|'[^'\n]{0,300}'){1,300}?)[ \t]{0,20}\|"""
     r"(?:[^|\n;]{1,200}?(?:--password-stdin|--with-token|--passphrase-fd|\bsudo[ \t]{1,20}-S)|"
-    r"[ \t]{0,20}(?:docker|podman|helm|wandb|huggingface-cli|hf)\b[^|\n;]{1,100}?\blogin\b)"
+    r"[ \t]{0,20}(?:docker|podman|helm|wandb|huggingface-cli|hf|apptainer|singularity)\b"
+    r"[^|\n;]{1,100}?\blogin\b|"
+    rf"[ \t]{{0,20}}(?:[\w.-]{{0,40}}/){{0,8}}{_TICKETS})"
 )
-"""echo password | docker login --password-stdin"""
+"""echo password | docker login --password-stdin, or | kinit"""
 _HERE = re.compile(
-    rf"--(?:password-stdin|with-token)\b[^\n;|&<]{{0,200}}<<<[ \t]{{0,20}}(?P<value>{_WORD})"
+    rf"(?:--(?:password-stdin|with-token)|\b{_TICKETS})\b[^\n;|&<]{{0,200}}<<<[ \t]{{0,20}}"
+    rf"(?P<value>{_WORD})"
 )
 _ORACLE = re.compile(
     rf"(?:\bjdbc:oracle:\w{{1,20}}:|\b(?:sqlplus|sqlldr|expdp|impdp|rman)(?:{_GAP}-\w{{1,20}}){{0,5}}"
@@ -145,8 +155,8 @@ _ORACLE = re.compile(
 _PASSWORD_OPTION = re.compile(
     r"\b(?:(?:sshpass|mysql[\w-]{0,20}|mariadb[\w-]{0,20}|mongo\w{0,20}|7z\w{0,3}|twine)\b"
     r"[^;|&]{0,200}?[\s\"']-p|"
-    r"(?:docker|podman|nerdctl|helm|skopeo|oras|crane)\b[^;|&]{0,100}?\blogin\b"
-    r"[^;|&]{0,200}?[\s\"']-p|"
+    r"(?:docker|podman|nerdctl|helm|skopeo|oras|crane|apptainer|singularity)\b"
+    r"[^;|&]{0,100}?\blogin\b[^;|&]{0,200}?[\s\"']-p|"
     r"redis-cli\b[^;|&]{0,200}?[\s\"']-a|ldap\w{1,20}\b[^;|&]{0,200}?[\s\"']-w|"
     r"ssh-keygen\b[^;|&]{0,200}?[\s\"']-[NP]|openssl\b[^;|&]{0,200}?[\s\"']-[kK](?![\w-])|"
     rf"(?:sqlcmd|zip|unzip)\b[^;|&]{{0,200}}?[\s\"']-P){_NEXT}(?P<value>{_WORD})"
@@ -158,6 +168,11 @@ _USER_OPTION = re.compile(
     r"""\\?["']?[^\s"'\\,;:%]+[:%][^\s"'\\,;)\]}]+)"""
 )
 """-u user:password, of curl and others; -U user%password of smbclient."""
+_LFTP = re.compile(
+    rf"\blftp\b[^|&]{{0,200}}?[\s\"'](?:-u|--user){_NEXT}"
+    r"""(?P<value>"[^",\n]{1,100},[^"\n]{1,200}"|'[^',\n]{1,100},[^'\n]{1,200}'|"""
+    r"""[^\s"'\\,;]{1,100},[^\s"'\\;)\]}]{1,200})"""
+)
 _NETRC = re.compile(
     r"\b(?:(?:login|user|account)\s{1,20}\S{1,200}|"
     r"machine\s{1,20}\S{1,200}(?:\s{1,20}(?:login|account|port)\s{1,20}\S{1,200}){0,3})"
@@ -296,7 +311,7 @@ def _instead(value: str, link: str) -> str:
     quotes = re.fullmatch(r"\$?(\\*[\"']).*?(\\*[\"'])", value, re.DOTALL)
     if quotes and quotes[1] == quotes[2]:
         return f"{quotes[1]}{MARK}{quotes[2]}"
-    key = re.match(r"(\\*\")\s*:", link)
+    key = re.search(r"(\\*\")\s*:\s*$", link)
     return f"{key[1]}{MARK}{key[1]}" if key else MARK
 
 
@@ -383,9 +398,11 @@ _PASSES: tuple[Pass, ...] = (
     _named_in(_CONFIGURE, _PAIR, _plain),
     _formed(_PASSWORD_OPTION, _known("a password of a command")),
     _formed(_USER_OPTION, _user),
+    _formed(_LFTP, _known("user and password of a command")),
     _formed(_NETRC, _known("a password")),
     _named(_TAG, _inner),
     _named(_ATTRIBUTES, _plain),
+    _named(_PAIRED, _plain),
     _named(_CALLED, _plain),
     _named(_SETENV, _plain),
     _named(_ASSIGNED, _plain),

@@ -306,11 +306,6 @@ def in_queue(run: Runner = run_command) -> list[InQueue]:
     return parse_queue(run(asked))
 
 
-def cancel_pending(job_id: str, run: Runner = run_command) -> None:
-    """Cancel what has not begun; what runs is asked to save through its notice."""
-    run(["scancel", "--state=PENDING", job_id])
-
-
 def cancel(job_id: str, run: Runner = run_command) -> None:
     """Cancel all of it, also what runs: TERM, the kill wait, KILL."""
     run(["scancel", job_id])

@@ -7,7 +7,6 @@ All write `halt`, so that no further link runs; they differ in how the running o
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -17,10 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from .. import lease
-from ..errors import RootError, SchedulerError
+from ..errors import RootError
 from ..rundir import RunDir
-from . import slurm
 from .backend import Cause
+from .cancelling import cancel_all, cancel_pending
 from .local import tell_end
 from .past import jobs_of
 from .sweep import SweepMember, arrays_of, members, own_jobs, running_link
@@ -30,9 +29,6 @@ SOURCE = "hpc-ckpt stop"
 HURRY_S = 10.0
 """How long a link that was told to hurry may take before its job is cancelled."""
 LOOK_EVERY_S = 0.25
-_GONE = ("Invalid job id", "already completing or completed")
-AT_ONCE = 1000
-"""Jobs that are named in one scancel: a command line has an end."""
 
 
 class How(str, Enum):
@@ -94,7 +90,7 @@ def _stop(
     if link is not None and how is not How.AFTER_CHECKPOINT:
         with suppress(OSError):
             rundir.give_notice(link, SOURCE, hurry=how is How.NOW)
-    cancelled = tuple(job for job in jobs_of(rundir) if _done(slurm.cancel_pending, job))
+    cancelled = tuple(cancel_pending(jobs_of(rundir)))
     if how is not How.NOW or link is None:
         return Stopped(how, link, cancelled, ended=link is None)
     if not _still_there({rundir: link}, sleep, clock):
@@ -128,17 +124,6 @@ def _running(rundir: RunDir) -> int | None:
     return last if last and not lease.released(rundir, last) else None
 
 
-def _done(cancel: Callable[[str], object], job: str) -> bool:
-    """A job the scheduler has forgotten is no error: there is nothing left to cancel."""
-    try:
-        cancel(job)
-    except SchedulerError as error:
-        if any(gone in error.stderr for gone in _GONE):
-            return False
-        raise
-    return True
-
-
 def _still_there(
     links: Mapping[RunDir, int], sleep: Callable[[float], object], clock: Callable[[], float]
 ) -> list[RunDir]:
@@ -155,7 +140,7 @@ def _kill(rundir: RunDir, link: int) -> str | None:
     """By whoever can: Slurm, or the runner of a local link, whose end is now."""
     holder = lease.holder_of(rundir, link)
     if holder is not None and holder.job is not None:
-        return holder.job if _done(slurm.cancel, holder.job) else None
+        return holder.job if cancel_all([holder.job]) else None
     if holder is not None and lease.alive_here(holder):
         tell_end(rundir, time.time(), Cause.CANCELLED)
         return "local"
@@ -200,7 +185,7 @@ def stop_sweep(
                 member.rundir.give_notice(link, SOURCE, hurry=how is How.NOW)
     arrays = arrays_of(root)
     own = (job for m in every if m not in spared for job in own_jobs(m, arrays))
-    _cancel_all([*arrays, *own], "--state=PENDING")
+    cancel_all([*arrays, *own], "--state=PENDING")
     killed = _kill_all(running, sleep, clock) if how is How.NOW else ()
     if unwritten:
         rundir, why = next(iter(unwritten.items()))
@@ -227,17 +212,5 @@ def _kill_all(
     left = _still_there({member.rundir: link for member, link in running.items()}, sleep, clock)
     holders = {m: lease.holder_of(m.rundir, running[m]) for m in running if m.rundir in left}
     jobs = {m.name: holder.job for m, holder in holders.items() if holder and holder.job}
-    _cancel_all(jobs.values())
+    cancel_all(jobs.values())
     return tuple(jobs)
-
-
-def _cancel_all(jobs: Iterable[str], *options: str) -> None:
-    """One scancel for all; those that Slurm has forgotten are no error."""
-    wanted = iter(dict.fromkeys(jobs))
-    while some := list(itertools.islice(wanted, AT_ONCE)):
-        try:
-            slurm.run_command(["scancel", *options, *some])
-        except SchedulerError as error:
-            said = error.stderr.splitlines()
-            if not all(any(gone in line for gone in _GONE) for line in said if line.strip()):
-                raise

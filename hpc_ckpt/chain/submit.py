@@ -29,6 +29,7 @@ from . import pinning, setup, slurm, unanswered
 from .claim import add_jobs, claimed_directory, counted_anew, encode, refuse_another_command
 from .command import check_command
 from .directives import dependency_of
+from .following import may_be_over
 from .freeze import freeze, is_frozen
 from .layers import Loaded, load
 from .ledger import ChainStatus, State, has_run_out, read_status
@@ -80,12 +81,13 @@ class Chain:
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            status = self.status()
-            over = status.state in (State.COMPLETE, State.STOPPED)
-            if over or has_run_out(self.rundir, status):
-                return status
+            if may_be_over(self.rundir):  # first: a status reads the whole history
+                status = self.status()
+                over = status.state in (State.COMPLETE, State.STOPPED)
+                if over or has_run_out(self.rundir, status):
+                    return status
             if end is not None and time.monotonic() >= end:
-                raise TimeoutError(f"{self.rundir.root}: still {status.state.value}")
+                raise TimeoutError(f"{self.rundir.root}: still {self.status().state.value}")
             time.sleep(LOOK_EVERY_S)
 
     def stop(self, reason: str = BY_THE_USER, *, how: How = How.SAVE) -> list[str]:
@@ -244,11 +246,25 @@ class Pinned:
 
 
 def pin(loaded: Loaded, plan: Plan, home: Path) -> Pinned:
-    prefixes = [one.prefix for one in plan.activations]
+    prefixes = _pinned_prefixes(plan) if loaded.spec.pin.environment else None
     return Pinned(
         code=_version(plan.cwd, home),
         cwd=_frozen_code(loaded, plan, home),
-        packages=pinning.record(prefixes) if loaded.spec.pin.environment else None,
+        packages=None if prefixes is None else pinning.record(prefixes),
+    )
+
+
+def _pinned_prefixes(plan: Plan) -> list[str]:
+    """On this machine links run in the environment of whoever starts them."""
+    prefixes = [one.prefix for one in plan.activations]
+    if prefixes or plan.backend is not Backend.SLURM:
+        return prefixes
+    if plan.prologue is not None:
+        why = f"the prologue of {plan.cluster} makes the environment, and nobody knows which"
+        raise SpecError(f"pin.environment: {why}; take the key out, and pin versions there")
+    raise SpecError(
+        "pin.environment: no virtual or conda environment is active, so there are no packages to "
+        "compare; activate the one of the program, or take the key out"
     )
 
 

@@ -20,6 +20,7 @@ from ..rundir import RunDir
 from . import setup, slurm, unanswered
 from .allocation import SlurmBackend
 from .backend import Succession
+from .cancelling import cancel_pending
 from .orders import Orders
 from .past import hosts_excluded, jobs_of
 from .sweep import all_over
@@ -118,14 +119,10 @@ class Successors(_OnSlurm):
             self._say_last("this site lets no compute node submit jobs; submit the chain again")
 
     def end(self) -> list[str]:
-        cancelled = []
-        for job in self._jobs():
-            try:
-                slurm.cancel_pending(job, self.backend.run)
-            except SchedulerError:
-                continue  # they end by themselves: a link that finds DONE or halt leaves at once
-            cancelled.append(job)
-        return cancelled
+        try:
+            return cancel_pending(self._jobs(), self.backend.run)
+        except SchedulerError:
+            return []  # they end by themselves: a link that finds DONE or halt leaves at once
 
     def avoid(self, hosts: Sequence[str]) -> bool:
         try:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from .. import fsio, lease, processes
@@ -40,14 +41,17 @@ from .entries import write_end, write_start
 from .evidence import Finding, Grace
 from .orders import Budget
 from .past import past_links
+from .patience import STORAGE_PATIENCE_S, Unseen, why_unread
 from .sentry import Sentry
+from .unread import begun_or_put_back
 from .verdict import Verdict, judge
 from .work import Ended, Work, perform
 
 log = logging.getLogger("hpc_ckpt.task")
 
 LEASE_SLACK_S = 45.0
-JOIN_SLACK_S = 60.0
+JOIN_SLACK_S = 60.0 + STORAGE_PATIENCE_S
+"""Rank 0 may wait for storage."""
 PATIENCE_S = 30.0
 """Where no end is known: how long after a notice the work may take to end by itself."""
 LEAST_CALL_S = 1.0
@@ -99,10 +103,13 @@ class TaskLink:
         self._noticed: float | None = None
         self._asked: set[str] = set()
         self._met: set[Holder] = set()
+        self._may_hold = False
+        """Storage failed while the lease was taken: what is taken may be this link's own."""
         self._putting_back = threading.Lock()
         self._code: int | None = None
         """What to leave with once the job is put back into the queue."""
         self._time_called = False
+        self._unseen = Unseen()
 
     def run(self, work: Work) -> Any:
         """ChainStopped if the chain must not go on; what the work itself raised, if it failed."""
@@ -116,12 +123,11 @@ class TaskLink:
 
     # ── rank 0 ────────────────────────────────────────────────────────────────────────────
     def _lead(self, work: Work) -> Any:
-        prepare(self._rundir)
-        self._refuse_to_begin()
-        if not work.returns and self._rundir.done() is not None:
+        mine, back = self._job.backend.holder(), self._put_back if self._job.requeue else None
+        held = begun_or_put_back(partial(self._enter, work), self._rundir, mine, back)
+        if held is None:
             log.warning("%s: nothing to do, the work is complete", self._rundir.root)
             return EXIT_COMPLETE
-        held = self._take_lease()
         self._generation = held.generation
         self._ledger = EventLog(self._rundir.ledger_file(held.generation))
         try:
@@ -136,6 +142,17 @@ class TaskLink:
             held.release()
         return self._leave(work, ended, verdict, stop)
 
+    def _enter(self, work: Work) -> lease.Lease | None:
+        """The lease of this link; None: there is nothing to do."""
+        try:
+            prepare(self._rundir)
+        except RootError as error:
+            raise error from error.__cause__ or why_unread(self._rundir.chain_file)
+        self._refuse_to_begin()
+        if not work.returns and self._rundir.done() is not None:
+            return None
+        return self._take_lease()
+
     def _refuse_to_begin(self) -> None:
         why = self._why_over()
         if why is not None:
@@ -144,10 +161,16 @@ class TaskLink:
     def _take_lease(self) -> lease.Lease:
         backend = self._job.backend
         waiting = lease.Waiting(self._probe, limit_s=backend.kill_wait_s + LEASE_SLACK_S)
-        return lease.acquire(self._rundir, backend.holder(), waiting)
+        try:
+            return lease.acquire(self._rundir, backend.holder(), waiting)
+        except (RootError, OSError):
+            self._may_hold = True
+            raise
 
     def _probe(self, holder: Holder) -> bool | None:
         """One who lives may be on its way out; one who still lives half a minute later is not."""
+        if self._may_hold and holder == self._job.backend.holder():
+            return False
         alive = self._job.backend.probe(holder)
         if alive and holder in self._met:
             who = f"job {holder.job}" if holder.job else f"process {holder.pid} on {holder.host}"
@@ -362,10 +385,11 @@ class TaskLink:
         """The generation that rank 0 has taken for this link."""
         end = time.monotonic() + self._job.backend.kill_wait_s + LEASE_SLACK_S + JOIN_SLACK_S
         while time.monotonic() < end:
-            generation = lease.highest(self._rundir)
-            holder = lease.holder_of(self._rundir, generation)
-            if holder is not None and self._is_rank_0(holder, generation):
-                return generation
+            with self._unseen:
+                generation = lease.highest(self._rundir)
+                holder = lease.holder_of(self._rundir, generation)
+                if holder is not None and self._is_rank_0(holder, generation):
+                    return generation
             halted = self._rundir.halted()
             if halted is not None:
                 raise ChainStopped(self._rundir.root, f"halted ({halted})")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.live import Live
@@ -34,7 +35,7 @@ def run_chain(prepared: Prepared, kill_wait: str) -> int:
             links=plan.budget,
             link_time_s=plan.link_s,
             kill_wait_s=parse_duration(kill_wait),
-            on_tick=lambda: show(plan.name, read_status(rundir)),
+            on_tick=lambda: show(plan.name, partial(read_status, rundir)),
         )
         try:
             complete = chain.run()
@@ -48,20 +49,21 @@ def run_chain(prepared: Prepared, kill_wait: str) -> int:
 
 
 @contextmanager
-def _live(total_steps: int | None) -> Iterator[Callable[[str, ChainStatus], None]]:
-    """A view that redraws at most four times a second; plain silence where nobody watches."""
+def _live(total_steps: int | None) -> Iterator[demo.Show]:
+    """A view that redraws at most four times a second; plain silence where nobody watches. Only
+    what is shown is looked at: that reads the whole history."""
     screen = console()
     if not screen.is_terminal:
-        yield lambda _title, _status: None
+        yield lambda _title, _look: None
         return
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         last = 0.0
 
-        def show(title: str, status: ChainStatus) -> None:
+        def show(title: str, look: Callable[[], ChainStatus]) -> None:
             nonlocal last
             if time.monotonic() - last >= REFRESH_S:
                 last = time.monotonic()
-                live.update(live_view(status, total_steps, title), refresh=True)
+                live.update(live_view(look(), total_steps, title), refresh=True)
 
         yield show
 

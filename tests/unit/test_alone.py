@@ -25,17 +25,19 @@ from hpc_ckpt.rundir import RunDir
 
 
 class Nodes:
-    """What sinfo says of the node of the last link."""
+    """What sinfo says of the node of the last link, and squeue of its job, which is over."""
 
-    def __init__(self, state: str | None) -> None:
-        self.state = state
+    def __init__(self, state: str | None, job: str | None = "") -> None:
+        self.state, self.job = state, job
         self.asked: list[list[str]] = []
 
     def __call__(self, argv: Sequence[str]) -> str:
-        self.asked.append(list(argv))
-        if self.state is None:
+        said = self.job if argv[0] == "squeue" else self.state
+        if argv[0] != "squeue":
+            self.asked.append(list(argv))
+        if said is None:
             raise SchedulerError(argv, None, "no answer from the scheduler")
-        return f"{self.state}\n"
+        return f"{said}\n"
 
     @property
     def backend(self) -> SlurmBackend:
@@ -73,7 +75,7 @@ def waited(rundir: RunDir, backend: Any, after: int | None = None) -> tuple[bool
 
 
 def test_a_node_that_answers_has_ended_what_was_there(rundir: RunDir) -> None:
-    """One question, about the node of the last link that started a program; no waiting."""
+    """It is that of the last link that started a program; asked once, no waiting."""
     nodes = Nodes("idle")
     assert (True, 0.0) == waited(rundir, nodes.backend)
     assert [["sinfo", "--all", "--noheader", "--nodes=n1", "--format=%T"]] == nodes.asked
@@ -88,6 +90,37 @@ def test_a_node_that_does_not_answer_is_waited_for(rundir: RunDir, state: str | 
 def test_the_wait_has_an_end(rundir: RunDir) -> None:
     """A node without power says nothing."""
     assert (False, LONGEST_S) == waited(rundir, Nodes("down*").backend)
+
+
+@pytest.mark.parametrize("job", ["RUNNING", "COMPLETING", "SUSPENDED", None])
+def test_a_job_that_still_runs_has_ended_nothing(rundir: RunDir, job: str | None) -> None:
+    """Its node answers: a job between the two was cancelled, and this one began beside it. The
+    lease was taken over, so that the shim there ends the program and says so."""
+    nodes = Nodes("allocated", job)
+    assert (True, 3.0) == waited(rundir, nodes.backend, after=3)
+    assert [] == nodes.asked
+
+
+def test_a_job_that_ends_meanwhile_is_seen(rundir: RunDir) -> None:
+    """Without a word of its own, as one that is killed."""
+    nodes = Nodes("allocated", "RUNNING")
+    pauses = Pauses(rundir.lease / "never")
+
+    def sleep(seconds: float) -> None:
+        pauses.sleep(seconds)
+        nodes.job = "" if pauses.now > 10 else nodes.job
+
+    assert wait_until_alone(rundir, 3, nodes.backend, sleep=sleep, clock=lambda: pauses.now)
+    assert 30.0 == pauses.now
+
+
+def test_a_job_that_slurm_has_forgotten_is_over(rundir: RunDir) -> None:
+    def run(argv: Sequence[str]) -> str:
+        if argv[0] == "squeue":
+            raise SchedulerError(argv, 1, "slurm_load_jobs error: Invalid job id specified")
+        return "idle\n"
+
+    assert (True, 0.0) == waited(rundir, SlurmBackend({"SLURM_JOB_ID": "22"}, run=run))
 
 
 def test_a_link_that_said_so_is_gone(rundir: RunDir) -> None:

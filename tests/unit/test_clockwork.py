@@ -97,6 +97,26 @@ def test_once_it_is_being_ended_a_budget_does_not_cut_the_kill_wait(
     scheduler.record = JobRecord(end=clock[0] + 30.0, cause=Cause.TIME_LIMIT, ending=True)
     made.ask_once("SIGTERM")
     assert clock[0] + 30.0 == made.deadline
+    scheduler.record = JobRecord()
+    made.ask_once("second SIGTERM")
+    assert clock[0] + 30.0 == made.deadline
+
+
+def test_a_scheduler_that_does_not_answer_moves_no_deadline(
+    clock: list[float], rundir: RunDir
+) -> None:
+    """The budget ends long after the link: a program that believed it would not save in time."""
+    scheduler = Scheduler()
+    made = clockwork(rundir, scheduler, budget=Budget(links=9, hours=500))
+    scheduler.record = JobRecord()
+    made.ask_once("SIGUSR1")
+    clock[0] += 3500.0
+    made.tick()
+    assert NOW + 3600.0 == made.deadline
+    assert NOW + 3600.0 == rundir.deadline(1)
+    scheduler.record = JobRecord(end=NOW + 7200.0)
+    made.look_again()
+    assert NOW + 7200.0 == made.deadline
 
 
 def test_the_end_of_a_budget_is_told_to_those_who_look_at_no_deadline(

@@ -84,3 +84,35 @@ def test_a_sweep_sends_one_mail_for_all_members(tmp_path: Path) -> None:
         write(rundir, sweep=str(tmp_path), member=member)
     assert NOBODY == ends(first, Requeue, early=False).told
     assert [MAIL] == ends(second, Requeue, early=False).told
+
+
+# ── a chain that is over ──────────────────────────────────────────────────────────────────
+def test_what_waits_is_cancelled_by_one_scancel(rundir: RunDir) -> None:
+    """The newest first: what waits for another could begin when that is gone."""
+    rundir.chain_file.write_text(json.dumps(chain_record(jobs=["84", "85", "86"])))
+    asked: list[list[str]] = []
+
+    def run(argv: Sequence[str]) -> str:
+        asked.append(list(argv))
+        return ""
+
+    backend = SlurmBackend({"SLURM_JOB_ID": "84"}, run=run)
+    ledger = EventLog(rundir.ledger_file(1))
+    made = Successors(backend, rundir, Orders.read(rundir), ledger, lambda: 5)
+    assert ["84", "85", "86"] == made.end()
+    assert [["scancel", "--state=PENDING", "86", "85", "84"]] == asked
+
+
+def test_a_controller_that_does_not_answer_is_asked_once(rundir: RunDir) -> None:
+    """Half a minute each would hold the allocation for an hour; what waits ends by itself."""
+    rundir.chain_file.write_text(json.dumps(chain_record(jobs=["84", "85", "86"])))
+    asked: list[list[str]] = []
+
+    def away(argv: Sequence[str]) -> str:
+        asked.append(list(argv))
+        raise SchedulerError(argv, None, "no answer from the scheduler")
+
+    backend = SlurmBackend({"SLURM_JOB_ID": "84"}, run=away)
+    ledger = EventLog(rundir.ledger_file(1))
+    assert [] == Successors(backend, rundir, Orders.read(rundir), ledger, lambda: 5).end()
+    assert 1 == len(asked)

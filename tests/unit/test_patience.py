@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from hpc_ckpt import lease
 from hpc_ckpt.chain import link, patience, unread
 from hpc_ckpt.chain.allocation import SlurmBackend
 from hpc_ckpt.chain.clockwork import Clockwork
@@ -134,6 +136,29 @@ def test_a_sweep_is_waited_for(
     assert [patience.STORAGE_RETRY_S] == slept
 
 
+def test_the_first_look_at_the_leases_is_waited_for(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    highest = lease.highest
+    monkeypatch.setattr(lease, "highest", stale)
+    slept = waiting(monkeypatch, lambda: monkeypatch.setattr(lease, "highest", highest))
+    assert 0 == run_main(monkeypatch, "--root", str(rundir.root))
+    assert [patience.STORAGE_RETRY_S] == slept
+
+
+@pytest.mark.parametrize("set_up", [True, False])
+def test_whether_the_chain_is_over_is_waited_for(
+    runner: link.LinkRunner, rundir: RunDir, monkeypatch: pytest.MonkeyPatch, set_up: bool
+) -> None:
+    """A link that cannot be told so would fail before it has begun."""
+    rundir.write_halt("enough")
+    over = runner._why_over
+    monkeypatch.setattr(runner, "_why_over", stale)
+    slept = waiting(monkeypatch, lambda: monkeypatch.setattr(runner, "_why_over", over))
+    assert 0 == (runner.run() if set_up else runner.not_set_up("no such module"))
+    assert [patience.STORAGE_RETRY_S] == slept
+
+
 def asks_slurm(monkeypatch: pytest.MonkeyPatch, *answers: str | SchedulerError) -> list[list[str]]:
     """What is asked of a scheduler that answers so, from within job 812."""
     asked: list[list[str]] = []
@@ -189,6 +214,40 @@ def test_told_to_stop_while_orders_are_waited_for(
     assert requeued == (["scontrol", "requeue", "812"] in asked)
 
 
+@pytest.mark.parametrize(("restarts", "requeued"), [(22, True), (23, False)])
+def test_orders_that_can_never_be_read_again_are_not_tried_for_ever(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, restarts: int, requeued: bool
+) -> None:
+    """One file is broken, and the rest of the root answers: its last lease is of restart 3."""
+    asked = asks_slurm(monkeypatch)
+    (rundir.lease / "00000004").write_text(json.dumps({"job": "812", "restarts": 3}))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    monkeypatch.setattr(patience, "STORAGE_PATIENCE_S", 0.0)
+    read = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        return stale() if path == rundir.chain_file else read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    root = ("--root", str(rundir.root))
+    assert 0 != run_main(monkeypatch, *root, "--strategy", "requeue", backend="slurm")
+    assert ([["scontrol", "requeue", "812"]] if requeued else []) == asked
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_root_that_is_away_ends_no_chain_however_often_its_job_began(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """Its leases would tell which of the starts were in vain."""
+    asked = asks_slurm(monkeypatch)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "99")
+    (rundir.lease / "00000004").write_text(json.dumps({"job": "812", "restarts": 98}))
+    if gone:
+        shutil.rmtree(rundir.root.parent)
+    assert 0 != unread_for_ever(monkeypatch, rundir, "requeue")
+    assert [["scontrol", "requeue", "812"]] == asked
+
+
 def tell(_: float) -> None:
     raise patience.ToldToStop
 
@@ -234,6 +293,37 @@ def test_a_full_root_is_tried_again_and_not_for_ever(
     with pytest.raises(OSError, match="No space"):
         runner.run()
     assert ([["scontrol", "requeue", "812"]] if requeued else []) == asked
+
+
+@pytest.mark.parametrize("set_up", [True, False])
+def test_a_chain_of_which_nobody_knows_whether_it_is_over_goes_on(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, set_up: bool
+) -> None:
+    """A later link may find out."""
+    asked = asks_slurm(monkeypatch)
+    monkeypatch.setattr(patience, "STORAGE_PATIENCE_S", 0.0)
+    backend = unread.SlurmBackend(os.environ)
+    monkeypatch.setattr(unread, "SlurmBackend", SlurmBackend)
+    orders = replace(Orders.read(rundir), strategy="requeue")
+    runner = link.LinkRunner(rundir, orders, backend)
+    monkeypatch.setattr(runner, "_why_over", stale)
+    begin = runner.run if set_up else partial(runner.not_set_up, "no such module")
+    with pytest.raises(OSError, match="Stale"):
+        begin()
+    assert [["scontrol", "requeue", "812"]] == asked
+
+
+def test_leases_that_are_never_seen_do_not_end_a_chain(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And what storage says is told without a traceback."""
+    asked = asks_slurm(monkeypatch)
+    monkeypatch.setattr(patience, "STORAGE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(lease, "highest", stale)
+    root = ("--root", str(rundir.root))
+    assert 1 == run_main(monkeypatch, *root, "--strategy", "requeue", backend="slurm")
+    assert [["scontrol", "requeue", "812"]] == asked
+    assert "Stale file handle" in caplog.text
 
 
 def full() -> Any:

@@ -11,12 +11,15 @@ import pytest
 from hpc_ckpt import __version__, settings
 from hpc_ckpt.chain.activation import Activation, Kind, active
 from hpc_ckpt.chain.directives import dependency_of
+from hpc_ckpt.chain.layers import Loaded
 from hpc_ckpt.chain.plan import Plan, plan_chain
 from hpc_ckpt.chain.profile import Profile, Strategy
 from hpc_ckpt.chain.record import chain_record
 from hpc_ckpt.chain.spec import Spec
 from hpc_ckpt.chain.strategy import MOST_JOBS
+from hpc_ckpt.chain.submit import pin
 from hpc_ckpt.chain.survey import Bound, LiveLimits
+from hpc_ckpt.chain.yamltext import from_python
 from hpc_ckpt.errors import SpecError
 from hpc_ckpt.levels.choice import Choice
 from hpc_ckpt.tiers.wishes import Survives, TierWish
@@ -243,6 +246,24 @@ def test_the_local_runner_has_no_directives_and_no_set_up() -> None:
 
 
 # ── set-up ────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("environment", "activations", "said"),
+    [
+        ({"prologue": "conda activate x\n"}, [VENV], "the prologue of lab makes the environment"),
+        ({"modules": ["cuda"]}, [], "no virtual or conda environment is active"),
+    ],
+)
+def test_packages_that_cannot_be_compared_are_not_pinned_in_silence(
+    tmp_path: Path, environment: dict[str, Any], activations: list[Activation], said: str
+) -> None:
+    """A link in a changed environment would start all the same."""
+    spec, profile = both({**LAB, "environment": environment}, pin={"environment": True})
+    nothing = from_python({}, "test")
+    made = plan_chain(spec, profile, cwd=tmp_path, activations=activations)
+    with pytest.raises(SpecError, match=said):
+        pin(Loaded(spec, profile, nothing, nothing), made, tmp_path)
+
+
 def test_a_prologue_replaces_the_activation_and_modules_do_not() -> None:
     """Whoever writes a prologue activates there; modules are only loaded first."""
     modules = plan({**LAB, "environment": {"modules": ["cuda"]}})

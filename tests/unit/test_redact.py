@@ -238,6 +238,23 @@ HEX = "0123456789abcdef0123456789abcdef01234567"
         ("echo 'a|hunter' | docker login -u me --password-stdin reg", "hunter"),
         ("printf '%s' hunter | podman login reg", "hunter"),
         ("docker login --password-stdin <<< hunter", "hunter"),
+        ("echo hunter | kinit me", "hunter"),
+        ("printf '%s' hunter | /usr/bin/kinit me@REALM", "hunter"),
+        ("echo hunter | iinit", "hunter"),
+        ("kinit me <<< hunter", "hunter"),
+        ("echo hunter | apptainer registry login -u me docker://x", "hunter"),
+        ("apptainer registry login -u me -p hunter docker://x", "hunter"),
+        ("singularity remote login --username me -p hunter library", "hunter"),
+        ("lftp -u me,hunter sftp://x", "hunter"),
+        ("lftp -p 22 -u 'me,a hunter' sftp://x", "hunter"),
+        ("lftp -e 'open -u me,hunter sftp://x; ls'", "hunter"),
+        ('["lftp", "-u", "me,hunter", "sftp://x"]', "hunter"),
+        ('["lftp","-u","me,hunter","sftp://x"]', "hunter"),
+        ('{"name": "DB_PASSWORD", "value": "hunter"}', "hunter"),
+        ('{"name":"DB_PASSWORD","value":"hunter"}', "hunter"),
+        ('{"key": "HF_TOKEN",\n "value": "hunter"}', "hunter"),
+        (r'{\"name\": \"DB_PASSWORD\", \"value\": \"hunter\"}', "hunter"),
+        ("- name: DB_PASSWORD\n  value: hunter\n", "hunter"),
     ],
 )  # fmt: skip
 def test_secrets_go(text: str, secret: str) -> None:
@@ -319,6 +336,10 @@ def test_secrets_go(text: str, secret: str) -> None:
         "echo done | grep login; echo hello | tee login.txt",
         'echo "$TOKEN" | docker login --password-stdin',
         "git config says the token was refused",
+        "echo done | grep kinit; run kinit me first; lftp -u me sftp://x/a,b",
+        '{"name": "token", "value": 3.5} {"name": "lr", "value": "hunter"}',
+        "- name: HF_TOKEN\n  valueFrom:\n    fieldRef: x",
+        "apptainer remote login; apptainer exec -p x.sif a",
         "git config --global user.name Bob; aws s3 cp a b",
         "https://host:8080/path@v1 https://example.org/a:b/c@d",
         "sqlplus /nolog @x.sql; sqlplus @dir/x.sql",
@@ -336,6 +357,7 @@ def test_json_stays_json() -> None:
     record = {
         "argv": ["python", "--token", "abc", "--lr", "0.1"],
         "environment": {"WANDB_API_KEY": "abc", "PASSWORD": 12, "LIST_KEYS": ["a", "b"]},
+        "given": [{"name": "PASSWORD", "value": 12}],
         "command": 'TOKEN="a b" python x.py --password "c d"',
         "url": "https://me:pw@host/",
     }
@@ -345,6 +367,7 @@ def test_json_stays_json() -> None:
         read = json.loads(clean)
         assert [MARK, "--lr", "0.1"] == read["argv"][2:]
         assert {MARK} == {read["environment"][k] for k in ("WANDB_API_KEY", "PASSWORD")}
+        assert MARK == read["given"][0]["value"]
         assert "a b" not in read["command"]
         assert f"https://{MARK}@host/" == read["url"]
 
@@ -399,7 +422,9 @@ HOSTILE = (
     "rclone config create token ", '"rclone","config","',
     "wandb login ", "wandb login --a ", "echo ", 'echo "', "echo a|", "sudo -S", "sqlplus ",
     "sqlplus -a ", "sqlplus a/", "jdbc:oracle:a:", "a://b:c/", "--password-stdin ",
-    "--password-stdin<<<",
+    "--password-stdin<<<", "echo a|kinit ", "echo a|b/", "kinit ", "kinit<<<", "apptainer login ",
+    "lftp ", "lftp -u ", "lftp -u '", "lftp -u a,", '"name": "token", "value": ', "name: token\n",
+    '"name":"token","value":"',
 )  # fmt: skip
 
 

@@ -1,17 +1,19 @@
 """A chain that nothing follows: whoever waits for its end comes back."""
 
+import io
 import json
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hpc_ckpt.chain import submit
 from hpc_ckpt.chain.backend import Cause
 from hpc_ckpt.chain.following import chain_over, is_over
-from hpc_ckpt.chain.ledger import State, read_status
+from hpc_ckpt.chain.ledger import ChainStatus, State, read_status
 from hpc_ckpt.chain.submit import Chain
-from hpc_ckpt.cli import live
+from hpc_ckpt.cli import live, watching
 from hpc_ckpt.events import Event, EventLog
 from hpc_ckpt.lease import Holder
 from hpc_ckpt.rundir import RunDir
@@ -98,6 +100,51 @@ def test_wait_comes_back_without_a_timeout(rundir: RunDir, monkeypatch: pytest.M
     monkeypatch.setattr(submit.time, "sleep", lambda _: left(rundir))
     told = Chain(rundir.root).wait()
     assert (State.BETWEEN, f"nothing follows this link: {WHY}") == (told.state, told.remark)
+
+
+def test_who_waits_reads_the_history_only_where_it_may_be_over(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long chain on a shared file system that is hundreds of files."""
+    rundir.ledger_file(1).unlink()
+    EventLog(rundir.ledger_file(1)).emit(Event.LINK_STARTED, step=0)
+    read: list[RunDir] = []
+    slept: list[float] = []
+
+    def status_of(place: RunDir) -> ChainStatus:
+        read.append(place)
+        return read_status(place)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 5:
+            ended(rundir, Cause.HALTED)
+            rundir.write_halt("enough")
+
+    monkeypatch.setattr(submit, "read_status", status_of)
+    monkeypatch.setattr(submit.time, "sleep", sleep)
+    assert State.STOPPED is Chain(rundir.root).wait().state
+    assert (5, 1) == (len(slept), len(read))
+
+
+@pytest.mark.parametrize(("terminal", "looks"), [(True, 1), (False, 0)])
+def test_a_chain_on_this_machine_is_looked_at_only_where_it_is_shown(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, terminal: bool, looks: int
+) -> None:
+    """Ten times a second it is asked for; four times a second somebody can see it."""
+    screen = Console(file=io.StringIO(), force_terminal=terminal)
+    monkeypatch.setattr(watching, "console", lambda: screen)
+    monkeypatch.setattr(watching, "REFRESH_S", 60.0)
+    read: list[RunDir] = []
+
+    def look() -> ChainStatus:
+        read.append(rundir)
+        return read_status(rundir)
+
+    with watching._live(None) as show:
+        for _ in range(10):
+            show("a chain", look)
+    assert looks == len(read)
 
 
 def test_watch_says_why_and_fails(rundir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

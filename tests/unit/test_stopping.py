@@ -33,10 +33,7 @@ class Scheduler:
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     double = Scheduler()
-    monkeypatch.setattr(slurm, "cancel", lambda job: double(["scancel", job]))
-    monkeypatch.setattr(
-        slurm, "cancel_pending", lambda job: double(["scancel", "--state=PENDING", job])
-    )
+    monkeypatch.setattr(slurm, "run_command", double)
     return double
 
 
@@ -164,6 +161,19 @@ def test_jobs_that_slurm_has_forgotten(rundir: RunDir, scheduler: Scheduler) -> 
     clock = Clock()
     stopped = stop_chain(rundir, "x", How.NOW, sleep=clock.sleep, clock=clock)
     assert ((), None) == (stopped.cancelled, stopped.killed)
+
+
+def test_all_jobs_of_a_chain_are_cancelled_by_one_scancel(
+    rundir: RunDir, scheduler: Scheduler
+) -> None:
+    """The newest first: what waits for another could begin when that is gone."""
+    rundir.chain_file.write_text(json.dumps({"chain": "x", "jobs": ["7", "8", "9"]}))
+    scheduler.says = (
+        "scancel: error: Kill job error on job id 7: Invalid job id specified\n"
+        "scancel: error: Kill job error on job id 8: Job/step already completing or completed\n"
+    )
+    assert ["9"] == Chain(rundir.root).stop()
+    assert [["scancel", "--state=PENDING", "9", "8", "7"]] == scheduler.asked
 
 
 def test_a_scheduler_that_fails_is_said(rundir: RunDir, scheduler: Scheduler) -> None:

@@ -1,5 +1,6 @@
 """One link inside somebody else's job: party wall, notice, budgets, and how it comes back."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -13,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hpc_ckpt import events, lease
-from hpc_ckpt.chain import tasklink
+from hpc_ckpt import events, fsio, lease
+from hpc_ckpt.chain import patience, tasklink
 from hpc_ckpt.chain.backend import Cause, JobRecord
 from hpc_ckpt.chain.ledger import State, read_status
 from hpc_ckpt.chain.local import Command
@@ -34,6 +35,7 @@ class Scheduler:
 
     record: JobRecord = field(default_factory=JobRecord)
     job: str | None = "12_3"
+    restarts: int = 0
     alive: bool | None = False
     looks: int = 0
     name: str = "slurm"
@@ -43,7 +45,7 @@ class Scheduler:
     nodes: str | None = "n1"
 
     def holder(self) -> Holder:
-        return Holder.here(job=self.job)
+        return Holder.here(job=self.job, restarts=self.restarts)
 
     def probe(self, holder: Holder) -> bool | None:
         return self.alive
@@ -514,3 +516,123 @@ def test_what_happened_is_in_the_ledger(place: RunDir) -> None:
     assert ("link.started", "link.ended") == (began["event"], ended["event"])
     assert "n1" == began["node"]
     assert any("exit code" in said for said in ended["evidence"])
+
+
+# ── storage that is full or away when a link begins ───────────────────────────────────────
+class Failing:
+    """Does what `real` does, once it has failed so often."""
+
+    def __init__(self, real: Callable[..., Any], number: int, times: float = 1) -> None:
+        self.real, self.number, self.left = real, number, times
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.left > 0:
+            self.left -= 1
+            raise OSError(self.number, os.strerror(self.number))
+        return self.real(*args, **kwargs)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    return waited
+
+
+@pytest.mark.parametrize("where", ["create", "halted", "done"])
+def test_storage_that_fails_for_a_moment_costs_waiting(
+    place: RunDir, monkeypatch: pytest.MonkeyPatch, slept: list[float], where: str
+) -> None:
+    """As in the links of `hpc-ckpt submit`: the whole chain would be over otherwise."""
+    failing = Failing(getattr(RunDir, where), errno.ESTALE)
+    monkeypatch.setattr(RunDir, where, lambda *args, **more: failing(*args, **more))
+    assert 0 == run(place, Command(["true"], own_session=True))
+    assert [patience.STORAGE_RETRY_S] == slept
+
+
+def test_a_lease_that_was_taken_as_storage_failed_is_no_one_elses(
+    place: RunDir, monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> None:
+    """Its job lives, and is this one."""
+    failing = Failing(fsio.sync_directory, errno.EIO)
+
+    def sync(directory: Path) -> None:
+        taken = (place.lease / "00000001").exists()
+        (failing if taken else failing.real)(directory)
+
+    monkeypatch.setattr(fsio, "sync_directory", sync)
+    assert 5 == run(place, lambda: 5, scheduler=Scheduler(alive=True))
+    assert (2, [patience.STORAGE_RETRY_S]) == (lease.highest(place), slept)
+
+
+def test_a_chain_json_that_cannot_be_read_just_now_is_waited_for(
+    place: RunDir, monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> None:
+    place.create()
+    place.chain_file.write_text(json.dumps({"chain": "x"}))
+    read, stale = Path.read_bytes, Failing(Path.read_bytes, errno.ESTALE, times=3)
+
+    def read_bytes(path: Path) -> bytes:
+        found: bytes = (stale if path == place.chain_file else read)(path)
+        return found
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert 5 == run(place, lambda: 5)
+    assert [patience.STORAGE_RETRY_S] == slept
+
+
+@pytest.mark.parametrize(("restarts", "back"), [(0, True), (18, True), (19, False)])
+def test_a_root_that_stays_full_puts_the_job_back_and_not_for_ever(
+    place: RunDir, monkeypatch: pytest.MonkeyPatch, restarts: int, back: bool
+) -> None:
+    place.create()
+    monkeypatch.setattr(patience, "STORAGE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(lease, "acquire", Failing(lease.acquire, errno.ENOSPC, times=9))
+    scheduler = Scheduler(restarts=restarts)
+    if back:
+        assert comes_back(place, lambda: 5, scheduler=scheduler)
+    else:
+        with pytest.raises(OSError, match="No space"):
+            run(place, lambda: 5, scheduler=scheduler)
+
+
+def test_without_anybody_to_bring_it_back_storage_has_the_last_word(
+    place: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "STORAGE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(lease, "acquire", Failing(lease.acquire, errno.ENOSPC, times=9))
+    with pytest.raises(OSError, match="No space"):
+        run(place, lambda: 5, requeue=None)
+
+
+def test_a_root_that_nobody_can_make_is_said_at_once(tmp_path: Path, slept: list[float]) -> None:
+    """A mistake does not heal; but where the job ran before, it is the storage."""
+    (tmp_path / "file").touch()
+    place = RunDir(tmp_path / "file" / "run")
+    with pytest.raises(RootError, match="cannot be used as a run directory"):
+        run(place, lambda: 5)
+    assert [] == slept
+
+
+def test_a_root_that_could_be_made_before_is_waited_for(
+    place: RunDir, monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> None:
+    """What is not mounted has a parent that belongs to somebody else."""
+    failing = Failing(RunDir.create, errno.EACCES)
+    monkeypatch.setattr(RunDir, "create", lambda *args, **more: failing(*args, **more))
+    assert 5 == run(place, lambda: 5, scheduler=Scheduler(restarts=1))
+    assert [patience.STORAGE_RETRY_S] == slept
+
+
+def test_other_ranks_pass_over_storage_that_fails_for_a_moment(
+    place: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def lead() -> None:
+        monkeypatch.setattr(lease, "highest", Failing(lease.highest, errno.ESTALE))
+        job = Job(backend=Scheduler(), submission="s", rank=1, requeue=lambda: 1)
+        TaskLink(place, job).run(Call(lambda: told.append(os.environ["HPC_CKPT_GENERATION"])))
+
+    run(place, lead)
+    assert ["1"] == told
