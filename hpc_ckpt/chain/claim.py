@@ -14,8 +14,9 @@ from typing import Any
 
 from .. import fsio, lease
 from ..errors import RootError
+from ..levels.base import AnotherLevel
 from ..levels.restarts import Restarts, not_its_work
-from ..rundir import RunDir, phase_of
+from ..rundir import RunDir, phase_of, read_json
 from . import slurm
 from .past import jobs_beside_sweep, jobs_of
 from .unanswered import arrays_unknown, running_script
@@ -109,15 +110,21 @@ def refuse_if_live(rundir: RunDir, script: Path | None = None) -> None:
 
 def refuse_another_command(rundir: RunDir, new: Mapping[str, Any]) -> None:
     """Raises where restarts are the work of another command than `new`, a record for chain.json,
-    has. With a Checkpointer that is the user's affair: its checkpoints take other arguments."""
+    has, or of a level that it has not. With a Checkpointer that is the user's affair: its checkpoints take other arguments."""
     restarts = Restarts(rundir)
     if rundir.speaks_file.exists() or not restarts.keys():
         return
     before = phase_of(rundir.chain() or {}, rundir.phase()).get("argv")
-    asked = phase_of(new, rundir.phase())["argv"]
+    present = phase_of(new, rundir.phase())
+    asked = present["argv"]
     saved = before if before not in (None, asked) else restarts.of_another(asked)
     if saved is not None:
         raise RootError(rundir.root, not_its_work(restarts.place, saved, asked))
+    offered = [str(level["name"]) for level in present["levels"]]
+    try:
+        restarts.owner(offered, (read_json(rundir.levels_file) or {}).get("failed") or ())
+    except AnotherLevel as error:
+        raise RootError(rundir.root, str(error)) from None
 
 
 def add_jobs(rundir: RunDir, jobs: Sequence[str]) -> None:

@@ -152,6 +152,11 @@ class AnotherCommand(HpcCkptError):
     to begin anew would write over it."""
 
 
+class AnotherLevel(AnotherCommand):
+    """What is saved is the work of a level that is not among those to go on with: any of them would
+    begin anew over it."""
+
+
 class Level(Protocol):
     """Every path it is given is absolute. Nothing here writes outside `into`, `scratch` and,
     in resume(), the files that the program itself reads."""

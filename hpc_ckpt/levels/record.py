@@ -50,6 +50,10 @@ class Trials:
         why = self._of("failed").get(name)
         return None if why is None else f"failed in an earlier attempt: {why}"
 
+    def given_up(self) -> frozenset[str]:
+        """All that have failed."""
+        return frozenset(self._of("failed"))
+
     def save(self, name: str, cost: Cost) -> None:
         self._once("saved", name)
         self._note("costs", {**self._of("costs"), name: [round(cost.store_s, 3), cost.lead_s]})

@@ -126,8 +126,10 @@ class Steward:
 
     def _by_levels(self) -> int:
         self._restarts.check_command(self._work.argv)
-        owner = self._owner()
-        for level in self._levels:
+        offered = [level.name for level in self._levels]
+        owner = self._restarts.owner(offered, self._trials.given_up())
+        # One above it in the order has nothing to go on from, and would begin anew.
+        for level in sorted(self._levels, key=lambda level: level.name != owner):
             failed = self._given_up(level.name)
             why = failed or level.probe(self._work)
             if why is not None:
@@ -152,11 +154,6 @@ class Steward:
             if self._speaks():
                 return self._by_itself()
         return self._leave(Result.FAILED, None, "no level is left to run the program with")
-
-    def _owner(self) -> str | None:
-        """Whose restart the work is in."""
-        made = [one["level"] for one in self._restarts.told()]
-        return next((n for n in reversed(made) if self._given_up(str(n)) is None), None)
 
     def _given_up(self, name: str) -> str | None:
         """One that has no other to give way to is tried again in every link."""

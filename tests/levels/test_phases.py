@@ -244,13 +244,53 @@ def test_arguments_of_a_program_with_a_checkpointer_may_change(tmp_path: Path) -
     """Also where a level had saved it before it turned out to have one."""
     rundir = RunDir(tmp_path / "run")
     prepare(rundir)
-    rundir.chain_file.write_text(json.dumps({"argv": ["./train", "1"]}))
-    refuse_another_command(rundir, {"argv": ["./train", "2"]})
+    rundir.chain_file.write_text(json.dumps(record("1", "dmtcp")))
+    refuse_another_command(rundir, record("2", "dmtcp"))
+    commit(rundir, "dmtcp")
+    with pytest.raises(RootError, match=r"another command: .*train 1"):
+        refuse_another_command(rundir, record("2", "dmtcp"))
+    refuse_another_command(rundir, record("1", "dmtcp"))
+    rundir.speaks_file.touch()
+    refuse_another_command(rundir, record("2"))
+
+
+def record(argument: str, *levels: str) -> dict[str, object]:
+    """What chain.json would have of it."""
+    return {"argv": ["./train", argument], "levels": [{"name": name} for name in levels]}
+
+
+def commit(rundir: RunDir, level: str) -> None:
     with Restarts(rundir).stage(1) as staging:
         (staging.path / "state").write_text("7")
-        staging.commit(level="dmtcp", step=7, reason="", facts={}, guard=lambda: None)
-    with pytest.raises(RootError, match=r"another command: .*train 1"):
-        refuse_another_command(rundir, {"argv": ["./train", "2"]})
-    refuse_another_command(rundir, {"argv": ["./train", "1"]})
-    rundir.speaks_file.touch()
-    refuse_another_command(rundir, {"argv": ["./train", "2"]})
+        staging.commit(level=level, step=7, reason="", facts={}, guard=lambda: None)
+
+
+@pytest.mark.parametrize("levels", [(), ("plain",), ("lammps", "plain")])
+def test_work_is_not_begun_anew_where_its_level_is_not_offered(
+    tmp_path: Path, levels: tuple[str, ...]
+) -> None:
+    """As from a shell that has not loaded DMTCP's module."""
+    rundir = RunDir(tmp_path / "run")
+    prepare(rundir)
+    rundir.chain_file.write_text(json.dumps(record("1", "dmtcp", "plain")))
+    refuse_another_command(rundir, record("1", *levels))
+    commit(rundir, "dmtcp")
+    with pytest.raises(RootError, match=r"saved by dmtcp.*load the module.*begin anew") as error:
+        refuse_another_command(rundir, record("1", *levels))
+    assert str(rundir.restarts) in str(error.value)
+    refuse_another_command(rundir, record("1", *levels, "dmtcp", "plain"))
+    rundir.levels_file.write_text(json.dumps({"failed": {"dmtcp": "does not restart"}}))
+    refuse_another_command(rundir, record("1", *levels))
+
+
+def test_work_of_a_level_is_looked_for_among_those_of_its_command(tmp_path: Path) -> None:
+    """The first command of a chain is complete by then; its levels are not the second's."""
+    rundir = RunDir(tmp_path / "run")
+    prepare(rundir)
+    chain = {**record("1", "lammps"), "then": [record("2", "dmtcp", "plain")]}
+    rundir.chain_file.write_text(json.dumps(chain))
+    rundir.write_phase(1, entering=False)
+    commit(rundir, "dmtcp")
+    refuse_another_command(rundir, chain)
+    with pytest.raises(RootError, match="saved by dmtcp"):
+        refuse_another_command(rundir, {**record("1", "dmtcp"), "then": [record("2", "plain")]})

@@ -351,6 +351,7 @@ def test_a_level_whose_restarts_do_not_restart_gives_way(case: Case) -> None:
     link = case.link(level, Plain(), argv=("3",))
     assert EXIT_COMPLETE == link.run()
     assert "once" in json.loads(case.rundir.levels_file.read_text())["failed"]
+    assert EXIT_COMPLETE == case.link(Plain(), argv=("3",)).run()  # its work is given up
 
 
 def test_a_level_that_has_no_other_to_give_way_to_is_tried_again(case: Case) -> None:
@@ -458,6 +459,37 @@ def test_a_level_that_holds_the_work_and_says_no_here_fails_the_link(case: Case)
     link = case.link(owner, other, argv=(str(key.step + 2),))
     assert EXIT_COMPLETE == link.run()
     assert "restored" in case.names()
+
+
+def test_work_of_a_level_that_is_not_offered_is_not_begun_anew_over(case: Case) -> None:
+    """No later link would find another level: the chain ends, and says what to do."""
+    link = case.link(Copying("owner").at(case.cwd))
+    case.notice_soon()
+    link.run()
+    before, state = case.restarts.keys(), (case.cwd / "state").read_text()
+    assert EXIT_FAILED == case.link(Copying("other").at(case.cwd), Plain()).run()
+    assert "started_fresh" not in case.names()
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None and outcome.reason == case.rundir.halted()
+    for said in ("saved by owner", str(case.rundir.restarts), "other, plain", "by name", "module"):
+        assert said in outcome.reason
+    assert (before, state) == (case.restarts.keys(), (case.cwd / "state").read_text())
+
+
+def test_the_level_that_holds_the_work_comes_before_those_above_it(case: Case) -> None:
+    """One that said no on the first node and says yes on the second would begin anew."""
+    above, owner = Copying("above").at(case.cwd), Copying("owner").at(case.cwd)
+    above.refuses = "not installed on this node"
+    link = case.link(above, owner)
+    case.notice_soon()
+    link.run()
+    (key,) = case.restarts.keys()
+    above.refuses = None
+    link = case.link(above, owner, argv=(str(key.step + 2),))
+    assert EXIT_COMPLETE == link.run()
+    assert [key.directory_name] == restored(case)
+    chosen = json.loads(case.rundir.levels_file.read_text())["chosen"]
+    assert {"1": "owner", "2": "owner"} == chosen
 
 
 def test_full_storage_at_a_restart_fails_the_link_and_condemns_no_level(case: Case) -> None:
