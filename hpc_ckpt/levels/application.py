@@ -21,7 +21,18 @@ from typing import Any
 
 from ..errors import EXIT_COMPLETE, EXIT_SAVED
 from .addressees import addressees
-from .base import Kind, Moment, NotHere, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
+from .base import (
+    Kind,
+    Moment,
+    NotHere,
+    NothingNew,
+    NotThisFile,
+    ResumeFailed,
+    Saved,
+    SaveFailed,
+    Start,
+    Work,
+)
 from .collecting import ASIDE, Beginning, Collector, put_all_back
 from .evidence import Evidence, stamp
 from .ingredients import Edit, Number, Rewrite, Test
@@ -64,6 +75,8 @@ class Application:
         self._in_place: Path | None = None
         """Newer than anything saved, and gone on from first."""
         self._in_place_ns = 0
+        self._from_in_place = False
+        """Whether the program is going on from that at present."""
         self._kept: Path | None = None
         """Where that is since a saved one was put in its place."""
         self._tried: list[tuple[Path, Mapping[str, Any]]] = []
@@ -109,6 +122,7 @@ class Application:
         call = self._open(work)
         self._before = dict(facts.get("before") or {})
         name = self._newer_in_place(work, facts)
+        self._from_in_place = name is not None
         if name is None:
             try:
                 self._collector.put_aside(facts)
@@ -125,7 +139,8 @@ class Application:
         if code in CANNOT_RUN:
             raise NotHere(f"the program cannot be run on this node: code {code}")
         if code is not None and code > 0 and code != EXIT_SAVED:
-            raise ResumeFailed(f"the program ended at once with code {code}")
+            kind = NotThisFile if self._from_in_place else ResumeFailed
+            raise kind(f"the program ended at once with code {code}")
 
     def _open(self, work: Work) -> Invocation:
         call = self._recipe.call(work)

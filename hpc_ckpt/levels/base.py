@@ -119,6 +119,10 @@ class ResumeFailed(HpcCkptError):
     """This restart cannot be gone on from; an older one may."""
 
 
+class NotThisFile(ResumeFailed):
+    """Something newer that lay in place was not taken; the restart itself was not tried yet."""
+
+
 def passes(error: BaseException) -> bool:
     """Caused by a bad day of this node or its storage: it says nothing against a level, nor
     against what the level has saved."""

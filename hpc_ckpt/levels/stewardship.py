@@ -26,6 +26,7 @@ from .base import (
     Level,
     LevelFailed,
     NotHere,
+    NotThisFile,
     OwnFiles,
     ResumeFailed,
     Start,
@@ -279,6 +280,13 @@ class Steward:
         raise ResumeFailed(f"{why}; {mend}remove {self._restarts.place} to begin anew")
 
     def _resume(self, level: Level, work: Work, restart: Restart) -> Program:
+        try:
+            return self._resume_once(level, work, restart)
+        except NotThisFile as error:
+            log.warning("%s, from what lay in place: now from what was saved", error)
+            return self._resume_once(level, work, restart)
+
+    def _resume_once(self, level: Level, work: Work, restart: Restart) -> Program:
         log.info("goes on from %s", restart.key.directory_name)
         program = self._launching.start(level.resume(work, restart.path, restart.facts))
         try:

@@ -831,7 +831,9 @@ def test_a_newer_file_in_place_is_taken_only_if_it_is_surely_whole(
     assert ("program", taken) == start.argv
 
 
-def test_a_newer_file_that_the_program_refuses_is_not_tried_twice(case: Case) -> None:
+@pytest.mark.parametrize("saved", ["a", "ab"])
+def test_a_newer_file_that_the_program_refuses_costs_no_restart(case: Case, saved: str) -> None:
+    """It is not tried twice, and says nothing against the newest that was saved."""
     recipe = {
         "name": "t",
         "restart": "*.rst",
@@ -840,13 +842,17 @@ def test_a_newer_file_that_the_program_refuses_is_not_tried_twice(case: Case) ->
         "complete": {"file": "out"},
     }
     script = case.cwd / "program"
-    script.write_text("grep -q good $1 || exit 9\necho 1 > out\n")
-    for name in "ab":
+    script.write_text("echo $1 >> tried\ngrep -q good $1 || exit 9\necho 1 > out\n")
+    for name in saved:
         write = f"printf 'good END' > {name}.rst"
         assert EXIT_SAVED == case.link(case.level(recipe), "bash", "-c", write)
         time.sleep(0.01)
     (case.cwd / "new.rst").write_text("bad END")
     assert EXIT_COMPLETE == case.link(case.level(recipe), "bash", "program")
+    assert ["new.rst", f"{saved[-1]}.rst"] == (case.cwd / "tried").read_text().split()
+    (told,) = (record for record in case.records() if record["event"] == "restored")
+    newest = case.restarts.keys()[-1].directory_name
+    assert (newest, []) == (told["checkpoint"], told["skipped"])
 
 
 @pytest.mark.parametrize("pick", ["newest", "all"])
