@@ -348,10 +348,17 @@ class Steward:
             return self._leave(Result.SAVED, step, why)
         if no_room is not None:
             return self._leave(Result.SAVED, step, f"{why}; nothing could be saved: {no_room}")
-        untold = level.kind is not Kind.PLAIN and self._trials.failed(level.name) is None
-        if why.startswith("deadline") and untold and self._saves.newest() is None:
-            self._trials.fail(level.name, "nothing was saved in a whole link")
+        if why.startswith("deadline") and not self._saves.not_now:
+            self._blame(level)
         return self._leave(Result.SAVED, step, f"{why}; nothing could be saved")
+
+    def _blame(self, level: Level) -> None:
+        """It saved nothing in all that it had of this link."""
+        untold = level.kind is not Kind.PLAIN and self._trials.failed(level.name) is None
+        if not untold or self._saves.newest() is not None:
+            return
+        if self._trials.never_saves(level.name, time.time() - self._moments.entered):
+            self._trials.fail(level.name, "nothing was saved in a whole link, or in two short ones")
 
     def _after(self, level: Level, program: Program, code: int) -> int:
         """It has ended by itself."""

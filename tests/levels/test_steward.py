@@ -24,6 +24,7 @@ from hpc_ckpt.levels.base import (
     Moment,
     NoRoom,
     NothingNew,
+    NotNow,
     ResumeFailed,
     Saved,
     SaveFailed,
@@ -329,6 +330,42 @@ def test_why_the_first_save_failed_is_kept_to_the_end_of_the_link(case: Case) ->
     assert EXIT_SAVED == link.run()
     record = json.loads(case.rundir.levels_file.read_text())
     assert "its first save failed: for a reason of its own" == record["failed"]["broken"]
+
+
+class Silent(Copying):
+    """Its program writes nothing for it to save."""
+
+    says: type[NothingNew] = NothingNew
+
+    def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
+        raise self.says("there is no restart file yet")
+
+
+@pytest.mark.parametrize(("says", "whole", "failed"), [
+    (NothingNew, False, [False, True]),
+    (NothingNew, True, [True, True]),
+    (NotNow, True, [False, False]),
+])  # fmt: skip
+def test_a_link_that_was_only_short_condemns_no_level(
+    case: Case,
+    says: type[NothingNew],
+    whole: bool,
+    failed: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the rest of one in which the command before was completed. Two of them do, and a long one;
+    what passes by itself never does."""
+    if whole:
+        monkeypatch.setattr("hpc_ckpt.levels.record.WHOLE_S", 0.3)
+    level = Silent("silent").at(case.cwd)
+    level.says = says
+    told = []
+    for _ in failed:
+        link = case.link(level, Plain())
+        case.rundir.write_deadline(case.generation, time.time() + 2.0)
+        assert EXIT_SAVED == link.run()
+        told.append("silent" in json.loads(case.rundir.levels_file.read_text()).get("failed", {}))
+    assert failed == told
 
 
 def test_a_level_that_cannot_launch_gives_way_in_the_same_link(case: Case) -> None:
