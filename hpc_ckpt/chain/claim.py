@@ -110,7 +110,8 @@ def refuse_if_live(rundir: RunDir, script: Path | None = None) -> None:
 
 def refuse_another_command(rundir: RunDir, new: Mapping[str, Any]) -> None:
     """Raises where restarts are the work of another command than `new`, a record for chain.json,
-    has, or of a level that it has not. With a Checkpointer that is the user's affair: its checkpoints take other arguments."""
+    has, or of a level that it has not. With a Checkpointer that is the user's affair: its
+    checkpoints take other arguments."""
     restarts = Restarts(rundir)
     if rundir.speaks_file.exists() or not restarts.keys():
         return

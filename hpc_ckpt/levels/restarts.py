@@ -345,7 +345,7 @@ def _not_offered(place: Path, owner: str, offered: Sequence[str]) -> str:
     return (
         f"the work so far was saved by {owner}, in {place}; the levels are now "
         f"{', '.join(offered) or 'none'}, and would begin anew over it. Ask for {owner} by name "
-        "(level: or recipe:), load the module that brings it, or remove that directory to begin anew"
+        "(level: or recipe:), load the module that brings it, or remove the directory to begin anew"
     )
 
 
