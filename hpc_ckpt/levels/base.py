@@ -143,7 +143,8 @@ def _number_of(error: BaseException) -> int | None:
 
 _PASSING = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EACCES, errno.EMFILE,
-     errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT}
+     errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.ENOTCONN, errno.EREMOTEIO,
+     errno.ECOMM, errno.EINTR, errno.EAGAIN}
 )  # fmt: skip
 
 

@@ -546,6 +546,30 @@ def test_full_storage_at_a_restart_fails_the_link_and_condemns_no_level(case: Ca
     assert not record.exists() or {} == json.loads(record.read_text()).get("failed", {})
 
 
+@pytest.mark.parametrize(
+    "name", ["ESHUTDOWN", "ENOTCONN", "EREMOTEIO", "ECOMM", "EINTR", "EAGAIN", "ESTALE"]
+)
+def test_storage_that_has_turned_a_node_away_condemns_no_restart(case: Case, name: str) -> None:
+    """What Lustre or a mount by FUSE says then; another node, or a later link, gets on."""
+    level = Copying("owner").at(case.cwd)
+    level.kind = Kind.SYSTEM
+    commit(case, level.name, 7)
+    number = getattr(errno, name)
+    level.storage_says = OSError(number, os.strerror(number))
+    assert EXIT_FAILED == case.link(level, Plain()).run()
+    assert "started_fresh" not in case.names()
+    assert {} == json.loads(case.rundir.levels_file.read_text()).get("failed", {})
+    level.storage_says = None
+    assert EXIT_COMPLETE == case.link(level, Plain(), argv=("9",)).run()
+    assert 1 == len(restored(case))
+
+
+def commit(case: Case, level: str, step: int) -> None:
+    with case.restarts.stage(1) as staging:
+        (staging.path / "state").write_text(str(step))
+        staging.commit(level=level, step=step, reason="", facts={}, guard=lambda: None)
+
+
 def test_restarts_that_are_all_damaged_are_not_begun_anew_over(case: Case) -> None:
     level = Copying().at(case.cwd)
     level.kind = Kind.SYSTEM  # an application may still have files of its own in place
@@ -643,9 +667,7 @@ def test_restarts_of_another_command_are_neither_gone_on_from_nor_written_over(
 
 def test_restarts_that_do_not_say_that_they_are_of_another_command_are_taken(case: Case) -> None:
     """Those of an older version."""
-    with case.restarts.stage(1) as staging:
-        (staging.path / "state").write_text("7")
-        staging.commit(level="copying", step=7, reason="", facts={}, guard=lambda: None)
+    commit(case, "copying", 7)
     assert EXIT_COMPLETE == case.link(Copying().at(case.cwd), argv=("9",)).run()
     assert "restored" in case.names()
 
