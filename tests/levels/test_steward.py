@@ -556,7 +556,7 @@ def test_storage_that_has_turned_a_node_away_condemns_no_restart(case: Case, nam
     commit(case, level.name, 7)
     number = getattr(errno, name)
     level.storage_says = OSError(number, os.strerror(number))
-    assert EXIT_FAILED == case.link(level, Plain()).run()
+    assert EXIT_FAILED == case.link(level, Plain(), argv=("3",)).run()
     assert "started_fresh" not in case.names()
     assert {} == json.loads(case.rundir.levels_file.read_text()).get("failed", {})
     level.storage_says = None
