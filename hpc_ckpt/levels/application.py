@@ -35,7 +35,7 @@ from .base import (
 )
 from .collecting import ASIDE, Beginning, Collector, put_all_back
 from .evidence import Evidence, stamp
-from .ingredients import Edit, Number, Rewrite, Test
+from .ingredients import Edit, Rewrite, Test
 from .invocation import Invocation
 from .knowable import why_not_known
 from .program import Program
@@ -176,7 +176,7 @@ class Application:
         progress = self._recipe.progress
         if progress is None or progress.total is None or "restart" not in more:
             return {}
-        total = self._evidence.number(Number(value=progress.total))
+        total = self._evidence.number(progress.total)
         done = self._evidence.number(progress, self._work.cwd / more["restart"])
         if total is None or done is None:
             return {}

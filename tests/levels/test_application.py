@@ -681,6 +681,38 @@ def test_the_steps_that_are_left_are_told(case: Case) -> None:
         assert ("x", "--steps", left) == case.level(recipe).resume(work, case.cwd, facts).argv
 
 
+GMX = """#!/bin/bash
+case $2 in -cp) echo "step = $(cat $3)";; -s) cat $3;; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("begins", "step", "left", "complete"),
+    [
+        ("= 0", 1500, "500", False),
+        ("= 0", 2000, "1", True),
+        ("= 1000", 2500, "500", False),
+        ("= 1000", 3000, "1", True),
+        ("unknown", 3000, "2000", False),
+    ],
+)
+def test_steps_for_mdrun_count_from_the_first_step_of_its_input(
+    case: Case, begins: str, step: int, left: str, complete: bool
+) -> None:
+    """`-nsteps 2000` of an input that begins at 1000 ends at 3000, and not at 2000."""
+    gmx = case.cwd / "gmx"
+    gmx.write_text(GMX)
+    gmx.chmod(0o755)
+    (case.cwd / "prod.tpr").write_text(f"   nsteps    = 50\n   init-step    {begins}\n")
+    (case.cwd / "prod.cpt").write_text(str(step))
+    work = case.work(str(gmx), "mdrun", "-deffnm", "prod", "-nsteps", "2000")
+    level = Application(recipe_of("gromacs", SHIPPED, case.cwd))
+    assert None is level.probe(work)
+    start = level.resume(work, case.cwd, {"restart": "prod.cpt", "files": []})
+    expected = (*work.argv[:-1], left, "-cpi", "prod.cpt")
+    assert (expected, complete) == (start.argv, level.is_complete(work, 0))
+
+
 def test_a_script_is_asked_by_its_own_name(case: Case) -> None:
     """Its process is called as the interpreter; what it runs must not hear the signal."""
     script = case.cwd / "flow"
