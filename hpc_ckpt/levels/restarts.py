@@ -188,7 +188,7 @@ class Restarts:
         made = (str(one["level"]) for one in reversed(self.told()))
         found = next((name for name in made if name not in passed), None)
         if found is not None and found not in offered:
-            raise AnotherLevel(_not_offered(self.place, found, offered))
+            raise AnotherLevel(not_offered(self.place, found, offered))
         return found
 
     def newest(self, level: str, skip: Callable[[CheckpointKey, str], None]) -> Iterator[Restart]:
@@ -341,7 +341,8 @@ def put_back(source: Path, target: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _not_offered(place: Path, owner: str, offered: Sequence[str]) -> str:
+def not_offered(place: Path, owner: str, offered: Sequence[str]) -> str:
+    """What to say where the level that has the work is not one of those to go on with."""
     return (
         f"the work so far was saved by {owner}, in {place}; the levels are now "
         f"{', '.join(offered) or 'none'}, and would begin anew over it. Ask for {owner} by name "

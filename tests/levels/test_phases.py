@@ -283,6 +283,35 @@ def test_work_is_not_begun_anew_where_its_level_is_not_offered(
     refuse_another_command(rundir, record("1", *levels))
 
 
+def by_script(command: str, interval: int = 1800) -> dict[str, object]:
+    return {
+        "argv": ["env", f"INTERVAL={interval}", "bash", "dmtcp.sh", "mpirun", command],
+        "levels": [],
+        "choice": {"level": "dmtcp"},
+        "spec": {"command": ["mpirun", command]},
+    }
+
+
+@pytest.mark.parametrize("kept", ["newest", "DONE"])
+def test_another_mpirun_does_not_go_on_from_the_images_of_the_first(
+    tmp_path: Path, kept: str
+) -> None:
+    """Nor is it taken for complete. Another interval is no other command; another level would
+    begin anew."""
+    rundir = RunDir(tmp_path / "run")
+    prepare(rundir)
+    first = by_script("./first")
+    rundir.chain_file.write_text(json.dumps(first))
+    refuse_another_command(rundir, by_script("./second"))
+    (rundir.root / phases.SCRIPTS).mkdir()
+    (rundir.root / phases.SCRIPTS / kept).write_text("1")
+    refuse_another_command(rundir, by_script("./first", 60))
+    with pytest.raises(RootError, match=r"another command: .*mpirun ./first.* ./second"):
+        refuse_another_command(rundir, by_script("./second"))
+    with pytest.raises(RootError, match="saved by dmtcp"):
+        refuse_another_command(rundir, {**first, "choice": {"level": "plain"}})
+
+
 def test_work_of_a_level_is_looked_for_among_those_of_its_command(tmp_path: Path) -> None:
     """The first command of a chain is complete by then; its levels are not the second's."""
     rundir = RunDir(tmp_path / "run")
