@@ -26,6 +26,7 @@ from .base import (
     Moment,
     NotHere,
     NothingNew,
+    NotNow,
     NotThisFile,
     ResumeFailed,
     Saved,
@@ -302,8 +303,8 @@ class Application:
             raise NothingNew("the program ended before it went on from what an earlier link left")
         try:
             collected = self._collector.collect(into, SETTLE_S if program.poll() is None else 0.0)
-        except NothingNew:
-            if written:
+        except NothingNew as nothing:
+            if written or isinstance(nothing, NotNow):
                 raise
             raise SaveFailed(
                 "asked for its restart files, the program wrote none in time"

@@ -23,7 +23,7 @@ from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog, read
 from hpc_ckpt.levels import collecting
 from hpc_ckpt.levels.application import Application
-from hpc_ckpt.levels.base import Level, Moment, NothingNew, SaveFailed, Work
+from hpc_ckpt.levels.base import Level, Moment, NoRoom, NothingNew, SaveFailed, Work
 from hpc_ckpt.levels.ingredients import Number
 from hpc_ckpt.levels.plain import Plain
 from hpc_ckpt.levels.program import Program
@@ -900,6 +900,57 @@ def test_a_full_disk_is_a_failed_save(
     monkeypatch.setattr(collecting, "copy_in", full)
     with pytest.raises(SaveFailed, match="No space left"):
         collect(level, tmp_path / "1")
+
+
+@pytest.mark.parametrize(
+    ("restart", "needed"),
+    [
+        ({"files": "*.rst"}, (400, 2)),
+        ({"files": "*.rst", "pick": "all"}, (600, 3)),
+        ({"files": "*.rst", "pick": "all", "copy": "false"}, (100, 1)),
+    ],
+)
+def test_a_copy_that_would_take_the_last_space_is_not_begun(
+    case: Case,
+    tmp_path: Path,
+    restart: dict[str, Any],
+    needed: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program writes there too, and would end; the level is not to blame."""
+    level = opened(case, restart=restart, also=["x.log", {"files": "x.big", "at_most": "500"}])
+    for name, size in (("a.rst", 200), ("b.rst", 300), ("x.log", 100), ("x.big", 501)):
+        (case.cwd / name).write_text("." * size)
+    asked = []
+
+    def full(place: Path, size: int, files: int) -> str:
+        asked.append((place, size, files))
+        return "no space for them"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collecting, "check_storage", full)
+        with pytest.raises(NoRoom, match="no space"):
+            collect(level, tmp_path / "1")
+    size, files = needed
+    assert [(tmp_path / "1", int(collecting.ROOM * size), files)] == asked
+    assert [] == list((tmp_path / "1").iterdir())
+    assert collect(level, tmp_path / "2")
+
+
+def test_want_of_space_is_no_silence_of_a_program_that_was_asked(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its level would be given up for it."""
+    level = opened(case, save={"signal": "USR1", "lead": "0.1s"})
+    program = Program(["sleep", "60"], case.cwd, os.environ)
+    try:
+        (case.cwd / "a.rst").write_text("1")
+        level._asked = level._collector.stamps()
+        monkeypatch.setattr(collecting, "check_storage", lambda *_: "no space for them")
+        with pytest.raises(NoRoom, match="no space"):
+            level.wait(program, tmp_path, Moment(until=time.monotonic() + 30))
+    finally:
+        program.end()
 
 
 LEFT: dict[str, Any] = {
