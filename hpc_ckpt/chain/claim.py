@@ -134,7 +134,7 @@ def refuse_another_command(rundir: RunDir, new: Mapping[str, Any]) -> None:
 def _refuse_another_mpirun(rundir: RunDir, new: Mapping[str, Any]) -> None:
     """The same of what templates/dmtcp.sh keeps: it goes on from that, whatever it is given."""
     place, phase, old = rundir.root / SCRIPTS, rundir.phase(), rundir.chain()
-    if old is None or not any((place / name).exists() for name in ("newest", "DONE")):
+    if old is None or not any(fsio.exists(place / name) for name in ("newest", "DONE")):
         return
     before, asked = phase_of(old, phase), phase_of(new, phase)
     commands = [phase_of(one.get("spec") or {}, phase).get("command") for one in (old, new)]
