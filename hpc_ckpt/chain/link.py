@@ -402,9 +402,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ToldToStop:
         log.warning("told to stop while waiting for storage; nothing was started")
         return EXIT_FAILED
-    except HpcCkptError as error:
+    except (HpcCkptError, OSError) as error:
         log.error("%s", error)  # noqa: TRY400 - the message is the whole story
-        return error.exit_code
+        return error.exit_code if isinstance(error, HpcCkptError) else EXIT_FAILED
 
 
 if __name__ == "__main__":

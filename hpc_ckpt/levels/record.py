@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import fsio
 from ..events import Event, EventLog
-from ..rundir import RunDir, read_json
+from ..rundir import RunDir, read_surely
 from .base import NotHere, StartFailed, may_last, passes
 from .moments import Cost
 
@@ -29,7 +29,11 @@ class Trials:
         self._path = place.levels_file
         self._generation = generation
         self._events = events
-        self._record = read_json(self._path) or {}
+        self._record: dict[str, Any] = {}
+
+    def read(self) -> None:
+        """What earlier links have noted. Raises OSError: else it would be written over."""
+        self._record = read_surely(self._path) or {}
 
     def choose(self, name: str, kind: str) -> None:
         log.info("level: %s", name)

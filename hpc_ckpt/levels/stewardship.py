@@ -115,6 +115,7 @@ class Steward:
     def run(self) -> int:
         """The exit code of the link's program."""
         try:
+            self._trials.read()
             self._restarts.sweep(self._lease.generation)
             self._saves.look()
             return self._by_itself() if self._speaks() else self._by_levels()

@@ -18,7 +18,9 @@ from hpc_ckpt import events, fsio
 from hpc_ckpt.chain import phases
 from hpc_ckpt.chain.claim import refuse_another_command
 from hpc_ckpt.chain.ledger import State, read_status
-from hpc_ckpt.errors import RootError
+from hpc_ckpt.chain.orders import Orders
+from hpc_ckpt.chain.patience import by_storage
+from hpc_ckpt.errors import RootError, SpecError
 from hpc_ckpt.levels.restarts import Restarts
 from hpc_ckpt.making import prepare
 from hpc_ckpt.rundir import Done, RunDir
@@ -217,6 +219,30 @@ def test_a_halted_chain_does_not_begin_its_next_command(tmp_path: Path) -> None:
     assert ["first"] == (tmp_path / "order").read_text().splitlines()
     assert 0 == run(tmp_path, spec).returncode
     assert ["first", "second"] == (tmp_path / "order").read_text().splitlines()
+
+
+def test_a_phase_that_storage_does_not_tell_is_not_the_first(tmp_path: Path) -> None:
+    """The first command would be run again over the work of the second: that link fails."""
+    done = run(tmp_path, {"command": "echo 1 >> ran", "level": "plain", "then": [
+        {"command": "echo 2 >> ran", "level": "plain"}
+    ]})  # fmt: skip
+    assert 0 == done.returncode, done.stderr
+    rundir = RunDir(tmp_path / "run")
+    rundir.phase_file.unlink()
+    rundir.phase_file.mkdir()  # an OSError that is not "no such file"
+    for look in (rundir.phase, rundir.is_entering_phase):
+        with pytest.raises(IsADirectoryError):
+            look()
+    assert rundir.done() is not None
+    with pytest.raises(SpecError, match=r"phase\.json: cannot be read") as error:
+        Orders.read(rundir)
+    assert by_storage(error.value)  # and so waited for
+    environ = {**os.environ, **rundir.environment(3, "local")}
+    steward = [sys.executable, "-m", "hpc_ckpt.levels.steward"]
+    ended = subprocess.run(steward, env=environ, capture_output=True, text=True)
+    assert (1, False) == (ended.returncode, "Traceback" in ended.stderr)
+    assert "phase.json" in ended.stderr
+    assert ["1", "2"] == (tmp_path / "ran").read_text().split()
 
 
 def test_another_command_does_not_go_on_from_the_restarts_of_the_first(tmp_path: Path) -> None:

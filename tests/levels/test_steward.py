@@ -623,6 +623,27 @@ def test_a_disk_that_cannot_be_read_now_is_not_damage(
     assert outcome is not None and "cannot be read now" in outcome.reason
 
 
+def test_what_is_known_of_levels_is_not_written_over_while_it_cannot_be_read(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A level that was given up would be tried again, and one that has saved be given up."""
+    known = {"failed": {"broken": "on purpose"}, "saved": {"copying": 1}}
+    case.rundir.levels_file.write_text(json.dumps(known))
+    real = Path.read_bytes
+
+    def failing(self: Path) -> bytes:
+        if self == case.rundir.levels_file:
+            raise STALE
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", failing)
+        assert EXIT_FAILED == case.link(Copying().at(case.cwd), Plain(), argv=("3",)).run()
+    assert Result.FAILED is case.result()
+    assert known == json.loads(case.rundir.levels_file.read_text())
+    assert EXIT_COMPLETE == case.link(Copying().at(case.cwd), Plain(), argv=("3",)).run()
+
+
 def test_manifests_that_storage_does_not_show_now_are_not_missing(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
