@@ -241,13 +241,15 @@ class RunDir:
         return self.control / "phase.json"
 
     def phase(self) -> int:
-        """Which of the chain's commands is at work; 0: the first."""
-        number = (read_json(self.phase_file) or {}).get("phase")
+        """Which of the chain's commands is at work; 0: the first. Raises OSError where storage does
+        not tell: the first would be run again over the work of a later one."""
+        number = (read_surely(self.phase_file) or {}).get("phase")
         return number if isinstance(number, int) else 0
 
     def is_entering_phase(self) -> bool:
-        """The command before is complete, but what is left of it has not gone yet."""
-        return (read_json(self.phase_file) or {}).get("entering") is True
+        """The command before is complete, but what is left of it has not gone yet. Raises OSError
+        as phase() does."""
+        return (read_surely(self.phase_file) or {}).get("entering") is True
 
     def write_phase(self, number: int, *, entering: bool) -> None:
         fsio.write_atomic(self.phase_file, _encode({"phase": number, "entering": entering}))
@@ -255,7 +257,8 @@ class RunDir:
     # ── completion ────────────────────────────────────────────────────────────────────────
     def done(self) -> Done | None:
         """The record in DONE if it counts, else None."""
-        record = None if self.is_entering_phase() else read_json(self.done_file)
+        entering = (read_json(self.phase_file) or {}).get("entering") is True
+        record = None if entering else read_json(self.done_file)
         if record is None or not isinstance(record.get("generation"), int):
             return None
         step = record.get("step")
@@ -373,10 +376,18 @@ def _parse_line(line: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """None for what is missing, or no JSON object."""
+    """None for what is missing, cannot be read now, or is no JSON object."""
+    try:
+        return read_surely(path)
+    except OSError:
+        return None
+
+
+def read_surely(path: Path) -> dict[str, Any] | None:
+    """The same, but every OSError that does not say that it is missing reaches the caller."""
     try:
         record = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return record if isinstance(record, dict) else None
 

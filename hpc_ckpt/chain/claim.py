@@ -14,10 +14,13 @@ from typing import Any
 
 from .. import fsio, lease
 from ..errors import RootError
-from ..levels.restarts import Restarts, not_its_work
-from ..rundir import RunDir, phase_of
+from ..levels.base import AnotherLevel
+from ..levels.dmtcp import Dmtcp
+from ..levels.restarts import Restarts, not_its_work, not_offered
+from ..rundir import RunDir, phase_of, read_json
 from . import slurm
 from .past import jobs_beside_sweep, jobs_of
+from .phases import SCRIPTS
 from .unanswered import arrays_unknown, running_script
 
 AT_ONCE = 1000
@@ -109,15 +112,42 @@ def refuse_if_live(rundir: RunDir, script: Path | None = None) -> None:
 
 def refuse_another_command(rundir: RunDir, new: Mapping[str, Any]) -> None:
     """Raises where restarts are the work of another command than `new`, a record for chain.json,
-    has. With a Checkpointer that is the user's affair: its checkpoints take other arguments."""
+    has, or of a level that it has not. With a Checkpointer that is the user's affair: its
+    checkpoints take other arguments."""
+    _refuse_another_mpirun(rundir, new)
     restarts = Restarts(rundir)
     if rundir.speaks_file.exists() or not restarts.keys():
         return
     before = phase_of(rundir.chain() or {}, rundir.phase()).get("argv")
-    asked = phase_of(new, rundir.phase())["argv"]
+    present = phase_of(new, rundir.phase())
+    asked = present["argv"]
     saved = before if before not in (None, asked) else restarts.of_another(asked)
     if saved is not None:
         raise RootError(rundir.root, not_its_work(restarts.place, saved, asked))
+    offered = [str(level["name"]) for level in present["levels"]]
+    try:
+        restarts.owner(offered, (read_json(rundir.levels_file) or {}).get("failed") or ())
+    except AnotherLevel as error:
+        raise RootError(rundir.root, str(error)) from None
+
+
+def _refuse_another_mpirun(rundir: RunDir, new: Mapping[str, Any]) -> None:
+    """The same of what templates/dmtcp.sh keeps: it goes on from that, whatever it is given."""
+    place, phase, old = rundir.root / SCRIPTS, rundir.phase(), rundir.chain()
+    if old is None or not any(fsio.exists(place / name) for name in ("newest", "DONE")):
+        return
+    before, asked = phase_of(old, phase), phase_of(new, phase)
+    commands = [phase_of(one.get("spec") or {}, phase).get("command") for one in (old, new)]
+    if commands[0] != commands[1]:
+        raise RootError(rundir.root, not_its_work(place, before["argv"], asked["argv"]))
+    if _by_script(before) and not _by_script(asked):
+        offered = [str(level["name"]) for level in asked["levels"]]
+        raise RootError(rundir.root, not_offered(place, Dmtcp.name, offered))
+
+
+def _by_script(phase: Mapping[str, Any]) -> bool:
+    """Whether the script saves, and not a level: for an mpirun under DMTCP."""
+    return not phase.get("levels") and (phase.get("choice") or {}).get("level") == Dmtcp.name
 
 
 def add_jobs(rundir: RunDir, jobs: Sequence[str]) -> None:

@@ -131,6 +131,8 @@ class Orders:
             return cls._from_record(rundir, record)
         except (KeyError, TypeError, ValueError) as error:
             raise SpecError(f"{rundir.chain_file}: not a chain's record: {error!r}") from None
+        except OSError as error:
+            raise SpecError(f"{rundir.phase_file}: cannot be read: {error.strerror}") from error
 
     @classmethod
     def _from_record(cls, rundir: RunDir, record: dict[str, Any]) -> Orders:

@@ -21,10 +21,22 @@ from typing import Any
 
 from ..errors import EXIT_COMPLETE, EXIT_SAVED
 from .addressees import addressees
-from .base import Kind, Moment, NotHere, NothingNew, ResumeFailed, Saved, SaveFailed, Start, Work
+from .base import (
+    Kind,
+    Moment,
+    NotHere,
+    NothingNew,
+    NotNow,
+    NotThisFile,
+    ResumeFailed,
+    Saved,
+    SaveFailed,
+    Start,
+    Work,
+)
 from .collecting import ASIDE, Beginning, Collector, put_all_back
 from .evidence import Evidence, stamp
-from .ingredients import Edit, Number, Rewrite, Test
+from .ingredients import Edit, Rewrite, Test
 from .invocation import Invocation
 from .knowable import why_not_known
 from .program import Program
@@ -64,6 +76,8 @@ class Application:
         self._in_place: Path | None = None
         """Newer than anything saved, and gone on from first."""
         self._in_place_ns = 0
+        self._from_in_place = False
+        """Whether the program is going on from that at present."""
         self._kept: Path | None = None
         """Where that is since a saved one was put in its place."""
         self._tried: list[tuple[Path, Mapping[str, Any]]] = []
@@ -109,6 +123,7 @@ class Application:
         call = self._open(work)
         self._before = dict(facts.get("before") or {})
         name = self._newer_in_place(work, facts)
+        self._from_in_place = name is not None
         if name is None:
             try:
                 self._collector.put_aside(facts)
@@ -125,7 +140,8 @@ class Application:
         if code in CANNOT_RUN:
             raise NotHere(f"the program cannot be run on this node: code {code}")
         if code is not None and code > 0 and code != EXIT_SAVED:
-            raise ResumeFailed(f"the program ended at once with code {code}")
+            kind = NotThisFile if self._from_in_place else ResumeFailed
+            raise kind(f"the program ended at once with code {code}")
 
     def _open(self, work: Work) -> Invocation:
         call = self._recipe.call(work)
@@ -161,7 +177,7 @@ class Application:
         progress = self._recipe.progress
         if progress is None or progress.total is None or "restart" not in more:
             return {}
-        total = self._evidence.number(Number(value=progress.total))
+        total = self._evidence.number(progress.total)
         done = self._evidence.number(progress, self._work.cwd / more["restart"])
         if total is None or done is None:
             return {}
@@ -287,8 +303,8 @@ class Application:
             raise NothingNew("the program ended before it went on from what an earlier link left")
         try:
             collected = self._collector.collect(into, SETTLE_S if program.poll() is None else 0.0)
-        except NothingNew:
-            if written:
+        except NothingNew as nothing:
+            if written or isinstance(nothing, NotNow):
                 raise
             raise SaveFailed(
                 "asked for its restart files, the program wrote none in time"

@@ -119,6 +119,10 @@ class ResumeFailed(HpcCkptError):
     """This restart cannot be gone on from; an older one may."""
 
 
+class NotThisFile(ResumeFailed):
+    """Something newer that lay in place was not taken; the restart itself was not tried yet."""
+
+
 def passes(error: BaseException) -> bool:
     """Caused by a bad day of this node or its storage: it says nothing against a level, nor
     against what the level has saved."""
@@ -139,7 +143,8 @@ def _number_of(error: BaseException) -> int | None:
 
 _PASSING = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EACCES, errno.EMFILE,
-     errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT}
+     errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.ENOTCONN, errno.EREMOTEIO,
+     errno.ECOMM, errno.EINTR, errno.EAGAIN}
 )  # fmt: skip
 
 
@@ -150,6 +155,11 @@ class NotHere(ResumeFailed):
 class AnotherCommand(HpcCkptError):
     """What is saved is the work of another command: to go on from it would give that one's result,
     to begin anew would write over it."""
+
+
+class AnotherLevel(AnotherCommand):
+    """What is saved is the work of a level that is not among those to go on with: any of them would
+    begin anew over it."""
 
 
 class Level(Protocol):

@@ -8,13 +8,14 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import fsio
-from .base import NothingNew, SaveFailed, Work
+from ..preflight import check_storage
+from .base import NoRoom, NothingNew, SaveFailed, Work
 from .evidence import Evidence, Stamp, stamp
 from .recipe import Recipe
 from .restarts import copy_in, put_back
@@ -25,6 +26,8 @@ log = logging.getLogger("hpc_ckpt.steward")
 ASIDE = ".aside"
 ATTEMPTS = 5
 AGAIN_AFTER_S = 0.2
+ROOM = 1.1
+"""Times what is to be copied: a log grows meanwhile, and others write there too."""
 TRIES = 3
 """A file that was never saved and that the program does not take is gone on from so often."""
 Stamps = dict[str, Stamp]
@@ -117,11 +120,13 @@ class Collector:
         return Path(max(found, key=lambda path: found[path][1])) if found else None
 
     def collect(self, into: Path, steady_s: float = 0.0) -> Collected:
-        """Raises NothingNew. Files that belong together must stay the same for `steady_s`."""
+        """Raises NothingNew, NoRoom. Files that belong together must stay the same for
+        `steady_s`."""
         now = self.stamps()
         new = {path: s for path, s in now.items() if self._seen.get(path) != s}
         if not new:
             raise NothingNew("there is no restart file yet" if not now else "no newer restart file")
+        self._check_room(into, new, now)
         if self._recipe.restart.pick != "all":
             collected = self._newest_of(into, new)
         elif self._recipe.restart.copy:
@@ -130,6 +135,17 @@ class Collector:
             collected = self._noted(into, now)
         self._also(into, collected)
         return collected
+
+    def _check_room(self, into: Path, new: Stamps, now: Stamps) -> None:
+        """A copy that takes the last of the space, or of a quota, ends the program that writes
+        there too."""
+        wanted = self._recipe.restart
+        marks = list(now.values()) if wanted.pick == "all" else [max(new.values())]
+        sizes = [mark[0] for mark in marks if wanted.copy]
+        sizes += [mark[0] for _, mark in self._beside()]
+        problem = check_storage(into, int(ROOM * sum(sizes)), len(sizes)) if sizes else None
+        if problem is not None:
+            raise NoRoom(problem)
 
     def _noted(self, into: Path, now: Stamps) -> Collected:
         """The program looks after them itself, and may be changing them at this moment."""
@@ -214,15 +230,18 @@ class Collector:
 
     def _also(self, into: Path, collected: Collected) -> None:
         """What is wanted beside it; a log that grows meanwhile is no harm."""
+        for path, mark in self._beside():
+            name = f"{len(collected.files):04d}/{path.name}"
+            copy_in(path, into / name)
+            self._note(collected, path, mark, name)
+            collected.files[-1]["also"] = True
+
+    def _beside(self) -> Iterator[tuple[Path, Stamp]]:
         for also in self._recipe.also:
             for path in self._values.files(also.files):
                 mark = stamp(path)
-                if mark is None or (also.at_most is not None and mark[0] > also.at_most):
-                    continue
-                name = f"{len(collected.files):04d}/{path.name}"
-                copy_in(path, into / name)
-                self._note(collected, path, mark, name)
-                collected.files[-1]["also"] = True
+                if mark is not None and (also.at_most is None or mark[0] <= also.at_most):
+                    yield path, mark
 
     def _leave(self, into: Path, collected: Collected) -> None:
         for record in collected.files:

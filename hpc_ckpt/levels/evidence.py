@@ -68,6 +68,13 @@ class Evidence:
             return None
 
     def _number(self, source: Number, restart: Path | None) -> float | None:
+        found = self._alone(source, restart)
+        if found is None or source.plus is None:
+            return found
+        more = self._number(source.plus, restart)
+        return None if more is None else found + more
+
+    def _alone(self, source: Number, restart: Path | None) -> float | None:
         more = {} if restart is None else {"restart": str(restart)}
         said = None if source.value is None else self._values.fill(source.value, more)
         if said is not None or source.is_value:

@@ -67,15 +67,17 @@ class Number:
     """A regex for the name of the restart file; its {names} are filled."""
     value: str | None = None
     """Outranks what else is given where all its {names} are known."""
-    total: str | None = None
+    total: Number | None = None
     """What the number is when the work is done: {steps_left} is the difference."""
+    plus: Number | None = None
+    """Added to it; where that is not known, neither is the sum."""
 
     @classmethod
     def parse(cls, value: object, where: str) -> Number:
-        if isinstance(value, (str, int)):
+        if isinstance(value, (str, int, float)):
             value = {"value": value}
         kinds = ("command", "file", "count", "name")
-        read = Reader(value, where, (*kinds, "value", "regex", "bytes", "total"))
+        read = Reader(value, where, (*kinds, "value", "regex", "bytes", "total", "plus"))
         given = sum(read.has(kind) for kind in kinds)
         if given > 1 or (given == 0 and not read.has("value")):
             raise SpecError(f"{where}: write one of {', '.join(kinds)}, value")
@@ -91,8 +93,9 @@ class Number:
             read.text("count"),
             read.number("name"),
             read.text("value"),
-            read.text("total"),
-        )
+            *(cls.parse(read.raw(key), read.at(key)) if read.has(key) else None
+              for key in ("total", "plus")),
+        )  # fmt: skip
 
     @property
     def is_value(self) -> bool:

@@ -29,6 +29,8 @@ _RESERVED = _LOOPS | {"do", "if", "then", "elif", "else", "{", "!", "time"}
 _ONLY_NAME = frozenset(("module", "ml", "spack", "which", "type", "echo", "printf", "export"))
 """They name a program and do not call it."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_OPTION = re.compile(r"--?[A-Za-z].*", re.DOTALL)
+_REDIRECTION = re.compile(r"\d*[<>&].*", re.DOTALL)
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 
@@ -39,6 +41,11 @@ class Word:
     text: str
     raw: str
     gap: str = " "
+
+    @property
+    def may_be_value(self) -> bool:
+        """Or the option before it stands alone, as mdrun's -cpi may."""
+        return not (_OPTION.fullmatch(self.text) or _REDIRECTION.fullmatch(self.raw))
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,9 @@ class Invocation:
     def option(self, names: Sequence[str]) -> str | None:
         """The word after an option, or behind its '='; an option may be of two words."""
         for name in names:
-            found = self._option_at(name.split())
-            if found is not None:
-                return self.words[found].text
+            values = self._values_at(name.split())
+            if values:
+                return values[0].text
             for word in self.words[1:]:
                 if name.startswith("--") and word.text.startswith(f"{name}="):
                     return word.text.partition("=")[2]
@@ -83,13 +90,15 @@ class Invocation:
         return any(all(map(fnmatchcase, window, row)) for window in windows)
 
     def with_option(self, words: Sequence[str]) -> Invocation:
-        """`-cpi FILE` in the place of the value it has, or at the end."""
+        """`-cpi FILE` in the place of the value it has, or behind it if it has none, or at the
+        end."""
         *name, value = words
-        at = self._option_at(name)
+        at = self._behind(name)
         if at is None:
             return self.with_words(words)
-        changed = (*self.words[:at], replace(_plain(value), gap=self.words[at].gap))
-        return replace(self, words=(*changed, *self.words[at + 1 :]))
+        old = self._values_at(name)
+        new = replace(_plain(value), gap=old[0].gap if old else " ")
+        return replace(self, words=(*self.words[:at], new, *self.words[at + len(old) :]))
 
     def with_swapped(self, old: str, new: str) -> Invocation:
         """Another word in every place of one."""
@@ -105,10 +114,17 @@ class Invocation:
         inner = "".join(word.gap + word.raw for word in self.words)
         return (*self.before, self.head + inner + self.tail, *self.after)
 
-    def _option_at(self, name: Sequence[str]) -> int | None:
+    def _values_at(self, name: Sequence[str]) -> tuple[Word, ...]:
+        """The word behind an option, if it is its value."""
+        at = self._behind(name)
+        found = () if at is None else self.words[at : at + 1]
+        return tuple(word for word in found if word.may_be_value)
+
+    def _behind(self, name: Sequence[str]) -> int | None:
+        """Where the value of an option stands, or would."""
         texts = [word.text for word in self.words]
         for at in range(len(texts) - len(name), 0, -1):  # the last one counts
-            if texts[at : at + len(name)] == list(name) and at + len(name) < len(texts):
+            if texts[at : at + len(name)] == list(name):
                 return at + len(name)
         return None
 

@@ -48,7 +48,8 @@ def _untold(values: Values, test: Test) -> str | None:
 
 
 def _doubtful(values: Values, test: Test) -> str | None:
-    numbers = [number for number in (test.step, test.target) if number is not None]
+    added = None if test.target is None else test.target.plus
+    numbers = [number for number in (test.step, test.target, added) if number is not None]
     texts = [test.file, test.where]
     for number in numbers:
         texts += [number.file, number.value, number.count, *(number.command or ())]

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import fsio
 from ..events import Event, EventLog
-from ..rundir import RunDir, read_json
+from ..rundir import RunDir, read_surely
 from .base import NotHere, StartFailed, may_last, passes
 from .moments import Cost
 
@@ -17,7 +17,9 @@ log = logging.getLogger("hpc_ckpt.steward")
 
 TRIES = 2
 """Links that may fail after the same restart before an older one is tried first, or in which a
-level may fail to start before it gives way."""
+level may fail to start, or to save anything, before it gives way."""
+WHOLE_S = 3600.0
+"""A shorter link may end before a program comes to write its first restart file."""
 
 
 class Trials:
@@ -27,7 +29,11 @@ class Trials:
         self._path = place.levels_file
         self._generation = generation
         self._events = events
-        self._record = read_json(self._path) or {}
+        self._record: dict[str, Any] = {}
+
+    def read(self) -> None:
+        """What earlier links have noted. Raises OSError: else it would be written over."""
+        self._record = read_surely(self._path) or {}
 
     def choose(self, name: str, kind: str) -> None:
         log.info("level: %s", name)
@@ -49,6 +55,10 @@ class Trials:
     def failed(self, name: str) -> str | None:
         why = self._of("failed").get(name)
         return None if why is None else f"failed in an earlier attempt: {why}"
+
+    def given_up(self) -> frozenset[str]:
+        """All that have failed."""
+        return frozenset(self._of("failed"))
 
     def save(self, name: str, cost: Cost) -> None:
         self._once("saved", name)
@@ -75,10 +85,12 @@ class Trials:
         return self._never_starts(name) if busy or may_last(error) else not passes(error)
 
     def _never_starts(self, name: str) -> bool:
-        known = self._of("unstarted")
-        links = int(known.get(name) or 0) + 1
-        self._note("unstarted", {**known, name: links})
-        return links >= TRIES
+        return self._count("unstarted", name) >= TRIES
+
+    def never_saves(self, name: str, seconds: float) -> bool:
+        """Whether a level is given up that had so long of a link and saved nothing. A long one is
+        enough: the second of that kind would end the chain."""
+        return self._count("unsaved", name) >= TRIES or seconds >= WHOLE_S
 
     def survive(self, name: str) -> None:
         self._once("survived", name)
@@ -89,8 +101,7 @@ class Trials:
 
     def go_nowhere(self, restart: str) -> None:
         """A link went on from it and failed before it had saved itself."""
-        known = self._of("nowhere")
-        self._note("nowhere", {**known, restart: int(known.get(restart) or 0) + 1})
+        self._count("nowhere", restart)
 
     def went_nowhere(self, restart: str) -> bool:
         return int(self._of("nowhere").get(restart) or 0) >= TRIES
@@ -98,6 +109,12 @@ class Trials:
     def _once(self, key: str, name: str) -> None:
         if name not in self._of(key):
             self._note(key, {**self._of(key), name: self._generation})
+
+    def _count(self, key: str, name: str) -> int:
+        """How often, with this time."""
+        times = int(self._of(key).get(name) or 0) + 1
+        self._note(key, {**self._of(key), name: times})
+        return times
 
     def _of(self, key: str) -> dict[str, Any]:
         found = self._record.get(key)

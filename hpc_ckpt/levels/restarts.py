@@ -25,7 +25,7 @@ from .. import fsio
 from ..errors import CorruptCheckpoint
 from ..format.manifest import Digester
 from ..rundir import MANIFEST_NAME, CheckpointKey, RunDir
-from .base import AnotherCommand, StillSaving
+from .base import AnotherCommand, AnotherLevel, StillSaving
 
 FORMAT = 1
 FILES = "files"
@@ -181,6 +181,16 @@ class Restarts:
         if saved is not None:
             raise AnotherCommand(not_its_work(self.place, saved, argv))
 
+    def owner(self, offered: Sequence[str], given_up: Collection[str]) -> str | None:
+        """The level that the work is in; one that was given up has had to begin anew by another,
+        unless it is the only one that is offered. Raises AnotherLevel."""
+        passed = set(given_up) - (set(offered) if len(offered) == 1 else set())
+        made = (str(one["level"]) for one in reversed(self.told()))
+        found = next((name for name in made if name not in passed), None)
+        if found is not None and found not in offered:
+            raise AnotherLevel(not_offered(self.place, found, offered))
+        return found
+
     def newest(self, level: str, skip: Callable[[CheckpointKey, str], None]) -> Iterator[Restart]:
         """Valid ones of this level, newest first; `skip` hears of those that are not."""
         for key in reversed(self.keys()):
@@ -329,6 +339,15 @@ def put_back(source: Path, target: Path) -> None:
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def not_offered(place: Path, owner: str, offered: Sequence[str]) -> str:
+    """What to say where the level that has the work is not one of those to go on with."""
+    return (
+        f"the work so far was saved by {owner}, in {place}; the levels are now "
+        f"{', '.join(offered) or 'none'}, and would begin anew over it. Ask for {owner} by name "
+        "(level: or recipe:), load the module that brings it, or remove the directory to begin anew"
+    )
 
 
 def not_its_work(place: Path, saved: Sequence[str], asked: Sequence[str]) -> str:

@@ -59,6 +59,8 @@ class Saves:
         self.stall_s = 0.0
         self.no_room: str | None = None
         """Why the storage did not take a save of this link."""
+        self.not_now = False
+        """Whether the last one failed for a reason that passes."""
         self.ended_by_storage: str | None = None
         """The same, of one that took the program along."""
         self.skipped: set[CheckpointKey] = set()
@@ -99,11 +101,13 @@ class Saves:
     def _try(self, level: Level, program: Program, reason: str, *, last: bool) -> Restart | None:
         began = time.monotonic()
         self._events.emit(Event.SAVE_STARTED, step=self.step(), reason=reason)
+        self.not_now = False
         try:
             restart, saved = self._made(
                 level, program, self._moments.moment(began, last=last), reason
             )
         except NotNow as error:
+            self.not_now = True
             if isinstance(error, NoRoom):
                 self.no_room = str(error)
             self._events.emit(Event.SAVE_FAILED, step=self.step(), error=str(error))

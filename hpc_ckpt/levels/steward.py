@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import rundir as wall
-from ..errors import HpcCkptError
+from ..errors import EXIT_FAILED, HpcCkptError, SpecError
 from ..events import EventLog
 from ..rundir import RunDir, phase_of
 from ..settings import resolve
@@ -60,6 +60,9 @@ def main() -> int:
     except HpcCkptError as error:
         log.critical("%s", error)
         return error.exit_code
+    except OSError as error:
+        log.critical("%s", error)
+        return EXIT_FAILED
     finally:
         orphans.end()
 
@@ -69,11 +72,14 @@ def _run(environ: Mapping[str, str], orphans: Orphans) -> int:
 
     place = RunDir(environ[wall.ENV_ROOT])
     generation = int(environ[wall.ENV_GENERATION])
-    record: dict[str, Any] = place.chain() or {}
+    record = place.chain()
+    if record is None:
+        raise SpecError(f"{place.chain_file}: cannot be read now")
+    phase = place.phase()
     scratch = Path(tempfile.mkdtemp(prefix="hpc-ckpt-"))
     try:
-        present = phase_of(record, place.phase())
-        speaks = place.speaks_file if may_speak(record, place.phase()) else None
+        present = phase_of(record, phase)
+        speaks = place.speaks_file if may_speak(record, phase) else None
         work = Work(
             argv=tuple(present["argv"]),
             cwd=Path(record["cwd"]),

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..errors import EXIT_COMPLETE, EXIT_SAVED, Fenced, SpecError
+from ..errors import EXIT_COMPLETE, EXIT_SAVED, Fenced
 from ..events import Event, EventLog
 from ..lease import Lease
 from ..policy.interval import EveryTime
@@ -26,6 +26,7 @@ from .base import (
     Level,
     LevelFailed,
     NotHere,
+    NotThisFile,
     OwnFiles,
     ResumeFailed,
     Start,
@@ -35,11 +36,11 @@ from .base import (
 )
 from .ending import Ending
 from .forwarding import Forwarding
+from .launching import Launching
 from .moments import Moments, back_by
 from .orphans import Orphans
 from .program import Program, crashed, ended_from_outside, how_it_ended
 from .record import Trials
-from .relay import Relay
 from .restarts import Restart, Restarts
 from .saving import Saves
 
@@ -86,7 +87,7 @@ class Steward:
         self._levels = levels
         self._events = events
         self._link_environ = link_environ
-        self._orphans = orphans
+        self._launching = Launching(orphans)
         policy = settings.policy
         self._interval_s = policy.seconds if isinstance(policy, EveryTime) else INTERVAL_S
         self._restarts = Restarts(place)
@@ -103,7 +104,6 @@ class Steward:
         )
         self._ending = Ending(place, self._lease, work, events, self._saves, self._moments)
         self._forwarding = Forwarding(work.environ, lead_s)
-        self._relay: Relay | None = None
         self._began_from: str | None = None
         """The restart this link went on from, until it has saved itself."""
         self._went_on = 0.0
@@ -115,6 +115,7 @@ class Steward:
     def run(self) -> int:
         """The exit code of the link's program."""
         try:
+            self._trials.read()
             self._restarts.sweep(self._lease.generation)
             self._saves.look()
             return self._by_itself() if self._speaks() else self._by_levels()
@@ -127,8 +128,10 @@ class Steward:
 
     def _by_levels(self) -> int:
         self._restarts.check_command(self._work.argv)
-        owner = self._owner()
-        for level in self._levels:
+        offered = [level.name for level in self._levels]
+        owner = self._restarts.owner(offered, self._trials.given_up())
+        # One above it in the order has nothing to go on from, and would begin anew.
+        for level in sorted(self._levels, key=lambda level: level.name != owner):
             failed = self._given_up(level.name)
             why = failed or level.probe(self._work)
             if why is not None:
@@ -149,15 +152,10 @@ class Steward:
                 raise
             finally:
                 level.close()
-                self._end_orphans()
+                self._launching.end_orphans()
             if self._speaks():
                 return self._by_itself()
         return self._leave(Result.FAILED, None, "no level is left to run the program with")
-
-    def _owner(self) -> str | None:
-        """Whose restart the work is in."""
-        made = [one["level"] for one in self._restarts.told()]
-        return next((n for n in reversed(made) if self._given_up(str(n)) is None), None)
 
     def _given_up(self, name: str) -> str | None:
         """One that has no other to give way to is tried again in every link."""
@@ -171,10 +169,10 @@ class Steward:
         """As any program with a Checkpointer: it says itself how the link ended."""
         self._trials.choose(Kind.MODEL.value, Kind.MODEL.value)
         start = Start(argv=self._work.argv, cwd=self._work.cwd, environ=self._link_environ or {})
-        program = self._start(start)
+        program = self._launching.start(start)
         try:
             while (code := program.wait(time.monotonic() + TICK_S)) is None:
-                self._reap()
+                self._launching.reap()
         finally:
             program.end()
         return code if code >= 0 else 128 - code
@@ -197,8 +195,8 @@ class Steward:
                 return EXIT_SAVED
             finally:
                 program.end()
-                self._stop_relaying()
-            self._end_orphans()
+                self._launching.stop_relaying()
+            self._launching.end_orphans()
 
     def _begin(self, level: Level) -> Program:
         """From the newest restart that the level can go on from, or from the beginning."""
@@ -239,7 +237,7 @@ class Steward:
             log.warning("NO STORED RESTART IS USED: begins anew, unless it has files of its own")
         start = self._first(level, work)
         self._events.emit(Event.STARTED_FRESH, skipped=skipped)
-        return self._start(start)
+        return self._launching.start(start)
 
     def _first(self, level: Level, work: Work) -> Start:
         try:
@@ -283,41 +281,25 @@ class Steward:
         raise ResumeFailed(f"{why}; {mend}remove {self._restarts.place} to begin anew")
 
     def _resume(self, level: Level, work: Work, restart: Restart) -> Program:
+        try:
+            return self._resume_once(level, work, restart)
+        except NotThisFile as error:
+            log.warning("%s, from what lay in place: now from what was saved", error)
+            return self._resume_once(level, work, restart)
+
+    def _resume_once(self, level: Level, work: Work, restart: Restart) -> Program:
         log.info("goes on from %s", restart.key.directory_name)
-        program = self._start(level.resume(work, restart.path, restart.facts))
+        program = self._launching.start(level.resume(work, restart.path, restart.facts))
         try:
             level.resumed(program, back_by(restart.size))
         except BaseException:  # nothing of it goes on, then raised again
             program.end()
-            self._stop_relaying()  # what is put back is not said again
-            self._end_orphans()
+            self._launching.stop_relaying()  # what is put back is not said again
+            self._launching.end_orphans()
             raise
         self._saves.goes_on_from(restart)
         self._began_from, self._went_on = restart.key.directory_name, time.monotonic()
         return program
-
-    def _start(self, start: Start) -> Program:
-        if start.output is not None:
-            self._stop_relaying()
-            self._relay = Relay(start.output)
-        try:
-            return Program(start.argv, start.cwd, start.environ, start.output)
-        except OSError as error:
-            raise SpecError(f"{start.argv[0]}: {error.strerror}") from error
-
-    def _stop_relaying(self) -> None:
-        if self._relay is not None:
-            self._relay.close()
-            self._relay = None
-
-    def _reap(self) -> None:
-        if self._orphans is not None:
-            self._orphans.reap()
-
-    def _end_orphans(self) -> None:
-        """Or they would go on beside the next attempt."""
-        if self._orphans is not None:
-            self._orphans.end()
 
     def _attend(self, level: Level, program: Program) -> int:
         self._saves.tried_at = time.monotonic()
@@ -327,7 +309,7 @@ class Steward:
                 raise _Speaks
             if code is not None:
                 return self._after(level, program, code)
-            self._reap()
+            self._launching.reap()
             if self._began_from is not None and time.monotonic() >= self._went_on + SOON_S:
                 self._trials.survive(level.name)
             why = self._moments.why_end(level)
@@ -367,10 +349,17 @@ class Steward:
             return self._leave(Result.SAVED, step, why)
         if no_room is not None:
             return self._leave(Result.SAVED, step, f"{why}; nothing could be saved: {no_room}")
-        untold = level.kind is not Kind.PLAIN and self._trials.failed(level.name) is None
-        if why.startswith("deadline") and untold and self._saves.newest() is None:
-            self._trials.fail(level.name, "nothing was saved in a whole link")
+        if why.startswith("deadline") and not self._saves.not_now:
+            self._blame(level)
         return self._leave(Result.SAVED, step, f"{why}; nothing could be saved")
+
+    def _blame(self, level: Level) -> None:
+        """It saved nothing in all that it had of this link."""
+        untold = level.kind is not Kind.PLAIN and self._trials.failed(level.name) is None
+        if not untold or self._saves.newest() is not None:
+            return
+        if self._trials.never_saves(level.name, time.time() - self._moments.entered):
+            self._trials.fail(level.name, "nothing was saved in a whole link, or in two short ones")
 
     def _after(self, level: Level, program: Program, code: int) -> int:
         """It has ended by itself."""

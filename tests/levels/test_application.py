@@ -23,7 +23,7 @@ from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog, read
 from hpc_ckpt.levels import collecting
 from hpc_ckpt.levels.application import Application
-from hpc_ckpt.levels.base import Level, Moment, NothingNew, SaveFailed, Work
+from hpc_ckpt.levels.base import Level, Moment, NoRoom, NothingNew, SaveFailed, Work
 from hpc_ckpt.levels.ingredients import Number
 from hpc_ckpt.levels.plain import Plain
 from hpc_ckpt.levels.program import Program
@@ -681,6 +681,38 @@ def test_the_steps_that_are_left_are_told(case: Case) -> None:
         assert ("x", "--steps", left) == case.level(recipe).resume(work, case.cwd, facts).argv
 
 
+GMX = """#!/bin/bash
+case $2 in -cp) echo "step = $(cat $3)";; -s) cat $3;; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("begins", "step", "left", "complete"),
+    [
+        ("= 0", 1500, "500", False),
+        ("= 0", 2000, "1", True),
+        ("= 1000", 2500, "500", False),
+        ("= 1000", 3000, "1", True),
+        ("unknown", 3000, "2000", False),
+    ],
+)
+def test_steps_for_mdrun_count_from_the_first_step_of_its_input(
+    case: Case, begins: str, step: int, left: str, complete: bool
+) -> None:
+    """`-nsteps 2000` of an input that begins at 1000 ends at 3000, and not at 2000."""
+    gmx = case.cwd / "gmx"
+    gmx.write_text(GMX)
+    gmx.chmod(0o755)
+    (case.cwd / "prod.tpr").write_text(f"   nsteps    = 50\n   init-step    {begins}\n")
+    (case.cwd / "prod.cpt").write_text(str(step))
+    work = case.work(str(gmx), "mdrun", "-deffnm", "prod", "-nsteps", "2000")
+    level = Application(recipe_of("gromacs", SHIPPED, case.cwd))
+    assert None is level.probe(work)
+    start = level.resume(work, case.cwd, {"restart": "prod.cpt", "files": []})
+    expected = (*work.argv[:-1], left, "-cpi", "prod.cpt")
+    assert (expected, complete) == (start.argv, level.is_complete(work, 0))
+
+
 def test_a_script_is_asked_by_its_own_name(case: Case) -> None:
     """Its process is called as the interpreter; what it runs must not hear the signal."""
     script = case.cwd / "flow"
@@ -831,7 +863,9 @@ def test_a_newer_file_in_place_is_taken_only_if_it_is_surely_whole(
     assert ("program", taken) == start.argv
 
 
-def test_a_newer_file_that_the_program_refuses_is_not_tried_twice(case: Case) -> None:
+@pytest.mark.parametrize("saved", ["a", "ab"])
+def test_a_newer_file_that_the_program_refuses_costs_no_restart(case: Case, saved: str) -> None:
+    """It is not tried twice, and says nothing against the newest that was saved."""
     recipe = {
         "name": "t",
         "restart": "*.rst",
@@ -840,13 +874,17 @@ def test_a_newer_file_that_the_program_refuses_is_not_tried_twice(case: Case) ->
         "complete": {"file": "out"},
     }
     script = case.cwd / "program"
-    script.write_text("grep -q good $1 || exit 9\necho 1 > out\n")
-    for name in "ab":
+    script.write_text("echo $1 >> tried\ngrep -q good $1 || exit 9\necho 1 > out\n")
+    for name in saved:
         write = f"printf 'good END' > {name}.rst"
         assert EXIT_SAVED == case.link(case.level(recipe), "bash", "-c", write)
         time.sleep(0.01)
     (case.cwd / "new.rst").write_text("bad END")
     assert EXIT_COMPLETE == case.link(case.level(recipe), "bash", "program")
+    assert ["new.rst", f"{saved[-1]}.rst"] == (case.cwd / "tried").read_text().split()
+    (told,) = (record for record in case.records() if record["event"] == "restored")
+    newest = case.restarts.keys()[-1].directory_name
+    assert (newest, []) == (told["checkpoint"], told["skipped"])
 
 
 @pytest.mark.parametrize("pick", ["newest", "all"])
@@ -862,6 +900,57 @@ def test_a_full_disk_is_a_failed_save(
     monkeypatch.setattr(collecting, "copy_in", full)
     with pytest.raises(SaveFailed, match="No space left"):
         collect(level, tmp_path / "1")
+
+
+@pytest.mark.parametrize(
+    ("restart", "needed"),
+    [
+        ({"files": "*.rst"}, (400, 2)),
+        ({"files": "*.rst", "pick": "all"}, (600, 3)),
+        ({"files": "*.rst", "pick": "all", "copy": "false"}, (100, 1)),
+    ],
+)
+def test_a_copy_that_would_take_the_last_space_is_not_begun(
+    case: Case,
+    tmp_path: Path,
+    restart: dict[str, Any],
+    needed: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program writes there too, and would end; the level is not to blame."""
+    level = opened(case, restart=restart, also=["x.log", {"files": "x.big", "at_most": "500"}])
+    for name, size in (("a.rst", 200), ("b.rst", 300), ("x.log", 100), ("x.big", 501)):
+        (case.cwd / name).write_text("." * size)
+    asked = []
+
+    def full(place: Path, size: int, files: int) -> str:
+        asked.append((place, size, files))
+        return "no space for them"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collecting, "check_storage", full)
+        with pytest.raises(NoRoom, match="no space"):
+            collect(level, tmp_path / "1")
+    size, files = needed
+    assert [(tmp_path / "1", int(collecting.ROOM * size), files)] == asked
+    assert [] == list((tmp_path / "1").iterdir())
+    assert collect(level, tmp_path / "2")
+
+
+def test_want_of_space_is_no_silence_of_a_program_that_was_asked(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its level would be given up for it."""
+    level = opened(case, save={"signal": "USR1", "lead": "0.1s"})
+    program = Program(["sleep", "60"], case.cwd, os.environ)
+    try:
+        (case.cwd / "a.rst").write_text("1")
+        level._asked = level._collector.stamps()
+        monkeypatch.setattr(collecting, "check_storage", lambda *_: "no space for them")
+        with pytest.raises(NoRoom, match="no space"):
+            level.wait(program, tmp_path, Moment(until=time.monotonic() + 30))
+    finally:
+        program.end()
 
 
 LEFT: dict[str, Any] = {

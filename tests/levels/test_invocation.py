@@ -62,6 +62,34 @@ def test_an_option_is_replaced_where_it_stands_or_added_to_this_call_alone() -> 
     ).argv()
 
 
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("gmx mdrun -cpi -deffnm prod", "gmx mdrun -cpi new.cpt -deffnm prod"),
+        ("gmx mdrun -deffnm prod -cpi", "gmx mdrun -deffnm prod -cpi new.cpt"),
+        ("gmx mdrun -deffnm prod -cpi > out.log", "gmx mdrun -deffnm prod -cpi new.cpt > out.log"),
+        ("gmx mdrun -deffnm prod -cpi 2>&1|cat", "gmx mdrun -deffnm prod -cpi new.cpt 2>&1|cat"),
+        ("gmx mdrun -deffnm prod -cpi &> o", "gmx mdrun -deffnm prod -cpi new.cpt &> o"),
+        ("gmx mdrun -deffnm prod -cpi && echo y", "gmx mdrun -deffnm prod -cpi new.cpt && echo y"),
+        ("gmx mdrun -cpi '>odd' -deffnm prod", "gmx mdrun -cpi new.cpt -deffnm prod"),
+    ],
+)  # fmt: skip
+def test_an_option_that_may_stand_alone_takes_no_other_word_for_its_value(
+    text: str, changed: str
+) -> None:
+    """The next option, or a redirection, would be lost."""
+    call = found("bash", "-c", text)
+    assert changed == call.with_option(["-cpi", "new.cpt"]).argv()[-1]
+    assert "prod" == call.option(["-deffnm"])
+
+
+def test_a_value_may_be_a_negative_number_and_one_that_is_missing_is_none() -> None:
+    call = found("gmx", "mdrun", "-nsteps", "-1", "-cpi", "-s", "a.tpr", "-cpo")
+    assert ("-1", None, "a.tpr", None) == tuple(
+        call.option([name]) for name in ("-nsteps", "-cpi", "-s", "-cpo")
+    )
+
+
 def test_the_changed_text_is_what_a_shell_runs() -> None:
     call = find(("bash", "-c", "printf '<%s>' a 'b c' | cat"), ["printf"], [], {})
     assert call is not None

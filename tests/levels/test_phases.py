@@ -18,7 +18,9 @@ from hpc_ckpt import events, fsio
 from hpc_ckpt.chain import phases
 from hpc_ckpt.chain.claim import refuse_another_command
 from hpc_ckpt.chain.ledger import State, read_status
-from hpc_ckpt.errors import RootError
+from hpc_ckpt.chain.orders import Orders
+from hpc_ckpt.chain.patience import by_storage
+from hpc_ckpt.errors import RootError, SpecError
 from hpc_ckpt.levels.restarts import Restarts
 from hpc_ckpt.making import prepare
 from hpc_ckpt.rundir import Done, RunDir
@@ -219,6 +221,30 @@ def test_a_halted_chain_does_not_begin_its_next_command(tmp_path: Path) -> None:
     assert ["first", "second"] == (tmp_path / "order").read_text().splitlines()
 
 
+def test_a_phase_that_storage_does_not_tell_is_not_the_first(tmp_path: Path) -> None:
+    """The first command would be run again over the work of the second: that link fails."""
+    done = run(tmp_path, {"command": "echo 1 >> ran", "level": "plain", "then": [
+        {"command": "echo 2 >> ran", "level": "plain"}
+    ]})  # fmt: skip
+    assert 0 == done.returncode, done.stderr
+    rundir = RunDir(tmp_path / "run")
+    rundir.phase_file.unlink()
+    rundir.phase_file.mkdir()  # an OSError that is not "no such file"
+    for look in (rundir.phase, rundir.is_entering_phase):
+        with pytest.raises(IsADirectoryError):
+            look()
+    assert rundir.done() is not None
+    with pytest.raises(SpecError, match=r"phase\.json: cannot be read") as error:
+        Orders.read(rundir)
+    assert by_storage(error.value)  # and so waited for
+    environ = {**os.environ, **rundir.environment(3, "local")}
+    steward = [sys.executable, "-m", "hpc_ckpt.levels.steward"]
+    ended = subprocess.run(steward, env=environ, capture_output=True, text=True)
+    assert (1, False) == (ended.returncode, "Traceback" in ended.stderr)
+    assert "phase.json" in ended.stderr
+    assert ["1", "2"] == (tmp_path / "ran").read_text().split()
+
+
 def test_another_command_does_not_go_on_from_the_restarts_of_the_first(tmp_path: Path) -> None:
     """Refused before anything is changed; the first one can still be taken up again."""
     recipe = {"name": "t", "restart": "state", "complete": {"file": "result"}}
@@ -244,13 +270,82 @@ def test_arguments_of_a_program_with_a_checkpointer_may_change(tmp_path: Path) -
     """Also where a level had saved it before it turned out to have one."""
     rundir = RunDir(tmp_path / "run")
     prepare(rundir)
-    rundir.chain_file.write_text(json.dumps({"argv": ["./train", "1"]}))
-    refuse_another_command(rundir, {"argv": ["./train", "2"]})
+    rundir.chain_file.write_text(json.dumps(record("1", "dmtcp")))
+    refuse_another_command(rundir, record("2", "dmtcp"))
+    commit(rundir, "dmtcp")
+    with pytest.raises(RootError, match=r"another command: .*train 1"):
+        refuse_another_command(rundir, record("2", "dmtcp"))
+    refuse_another_command(rundir, record("1", "dmtcp"))
+    rundir.speaks_file.touch()
+    refuse_another_command(rundir, record("2"))
+
+
+def record(argument: str, *levels: str) -> dict[str, object]:
+    """What chain.json would have of it."""
+    return {"argv": ["./train", argument], "levels": [{"name": name} for name in levels]}
+
+
+def commit(rundir: RunDir, level: str) -> None:
     with Restarts(rundir).stage(1) as staging:
         (staging.path / "state").write_text("7")
-        staging.commit(level="dmtcp", step=7, reason="", facts={}, guard=lambda: None)
-    with pytest.raises(RootError, match=r"another command: .*train 1"):
-        refuse_another_command(rundir, {"argv": ["./train", "2"]})
-    refuse_another_command(rundir, {"argv": ["./train", "1"]})
-    rundir.speaks_file.touch()
-    refuse_another_command(rundir, {"argv": ["./train", "2"]})
+        staging.commit(level=level, step=7, reason="", facts={}, guard=lambda: None)
+
+
+@pytest.mark.parametrize("levels", [(), ("plain",), ("lammps", "plain")])
+def test_work_is_not_begun_anew_where_its_level_is_not_offered(
+    tmp_path: Path, levels: tuple[str, ...]
+) -> None:
+    """As from a shell that has not loaded DMTCP's module."""
+    rundir = RunDir(tmp_path / "run")
+    prepare(rundir)
+    rundir.chain_file.write_text(json.dumps(record("1", "dmtcp", "plain")))
+    refuse_another_command(rundir, record("1", *levels))
+    commit(rundir, "dmtcp")
+    with pytest.raises(RootError, match=r"saved by dmtcp.*load the module.*begin anew") as error:
+        refuse_another_command(rundir, record("1", *levels))
+    assert str(rundir.restarts) in str(error.value)
+    refuse_another_command(rundir, record("1", *levels, "dmtcp", "plain"))
+    rundir.levels_file.write_text(json.dumps({"failed": {"dmtcp": "does not restart"}}))
+    refuse_another_command(rundir, record("1", *levels))
+
+
+def by_script(command: str, interval: int = 1800) -> dict[str, object]:
+    return {
+        "argv": ["env", f"INTERVAL={interval}", "bash", "dmtcp.sh", "mpirun", command],
+        "levels": [],
+        "choice": {"level": "dmtcp"},
+        "spec": {"command": ["mpirun", command]},
+    }
+
+
+@pytest.mark.parametrize("kept", ["newest", "DONE"])
+def test_another_mpirun_does_not_go_on_from_the_images_of_the_first(
+    tmp_path: Path, kept: str
+) -> None:
+    """Nor is it taken for complete. Another interval is no other command; another level would
+    begin anew."""
+    rundir = RunDir(tmp_path / "run")
+    prepare(rundir)
+    first = by_script("./first")
+    rundir.chain_file.write_text(json.dumps(first))
+    refuse_another_command(rundir, by_script("./second"))
+    (rundir.root / phases.SCRIPTS).mkdir()
+    (rundir.root / phases.SCRIPTS / kept).write_text("1")
+    refuse_another_command(rundir, by_script("./first", 60))
+    with pytest.raises(RootError, match=r"another command: .*mpirun ./first.* ./second"):
+        refuse_another_command(rundir, by_script("./second"))
+    with pytest.raises(RootError, match="saved by dmtcp"):
+        refuse_another_command(rundir, {**first, "choice": {"level": "plain"}})
+
+
+def test_work_of_a_level_is_looked_for_among_those_of_its_command(tmp_path: Path) -> None:
+    """The first command of a chain is complete by then; its levels are not the second's."""
+    rundir = RunDir(tmp_path / "run")
+    prepare(rundir)
+    chain = {**record("1", "lammps"), "then": [record("2", "dmtcp", "plain")]}
+    rundir.chain_file.write_text(json.dumps(chain))
+    rundir.write_phase(1, entering=False)
+    commit(rundir, "dmtcp")
+    refuse_another_command(rundir, chain)
+    with pytest.raises(RootError, match="saved by dmtcp"):
+        refuse_another_command(rundir, {**record("1", "dmtcp"), "then": [record("2", "plain")]})

@@ -315,6 +315,7 @@ def test_others_files_in_a_project_are_passed_over(tmp_path: Path) -> None:
         ({"progress": {"file": "x", "bytes": "..."}}, "progress: bytes: '...' has no groups"),
         ({"complete": []}, "complete: missing; write how to tell"),
         ({"progress": {"command": "x"}}, "'command' needs 'regex'"),
+        ({"progress": {"value": 1, "plus": {"command": "x"}}}, "plus: 'command' needs 'regex'"),
         ({"progress": {"file": "x", "count": "y"}}, "write one of command, file"),
         ({"sane": {"begins": "é€"}}, "sane: begins: must be Latin-1"),
         ({"values": {"a": {"file": "x"}}}, "values: a: 'file' and 'regex' belong together"),

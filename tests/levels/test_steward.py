@@ -24,6 +24,7 @@ from hpc_ckpt.levels.base import (
     Moment,
     NoRoom,
     NothingNew,
+    NotNow,
     ResumeFailed,
     Saved,
     SaveFailed,
@@ -331,6 +332,42 @@ def test_why_the_first_save_failed_is_kept_to_the_end_of_the_link(case: Case) ->
     assert "its first save failed: for a reason of its own" == record["failed"]["broken"]
 
 
+class Silent(Copying):
+    """Its program writes nothing for it to save."""
+
+    says: type[NothingNew] = NothingNew
+
+    def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
+        raise self.says("there is no restart file yet")
+
+
+@pytest.mark.parametrize(("says", "whole", "failed"), [
+    (NothingNew, False, [False, True]),
+    (NothingNew, True, [True, True]),
+    (NotNow, True, [False, False]),
+])  # fmt: skip
+def test_a_link_that_was_only_short_condemns_no_level(
+    case: Case,
+    says: type[NothingNew],
+    whole: bool,
+    failed: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the rest of one in which the command before was completed. Two of them do, and a long one;
+    what passes by itself never does."""
+    if whole:
+        monkeypatch.setattr("hpc_ckpt.levels.record.WHOLE_S", 0.3)
+    level = Silent("silent").at(case.cwd)
+    level.says = says
+    told = []
+    for _ in failed:
+        link = case.link(level, Plain())
+        case.rundir.write_deadline(case.generation, time.time() + 2.0)
+        assert EXIT_SAVED == link.run()
+        told.append("silent" in json.loads(case.rundir.levels_file.read_text()).get("failed", {}))
+    assert failed == told
+
+
 def test_a_level_that_cannot_launch_gives_way_in_the_same_link(case: Case) -> None:
     argv = (sys.executable, "-c", "import os, sys; sys.exit(99 if not os.path.exists('x') else 0)")
     first = Copying("first").at(case.cwd)
@@ -351,6 +388,7 @@ def test_a_level_whose_restarts_do_not_restart_gives_way(case: Case) -> None:
     link = case.link(level, Plain(), argv=("3",))
     assert EXIT_COMPLETE == link.run()
     assert "once" in json.loads(case.rundir.levels_file.read_text())["failed"]
+    assert EXIT_COMPLETE == case.link(Plain(), argv=("3",)).run()  # its work is given up
 
 
 def test_a_level_that_has_no_other_to_give_way_to_is_tried_again(case: Case) -> None:
@@ -460,6 +498,37 @@ def test_a_level_that_holds_the_work_and_says_no_here_fails_the_link(case: Case)
     assert "restored" in case.names()
 
 
+def test_work_of_a_level_that_is_not_offered_is_not_begun_anew_over(case: Case) -> None:
+    """No later link would find another level: the chain ends, and says what to do."""
+    link = case.link(Copying("owner").at(case.cwd))
+    case.notice_soon()
+    link.run()
+    before, state = case.restarts.keys(), (case.cwd / "state").read_text()
+    assert EXIT_FAILED == case.link(Copying("other").at(case.cwd), Plain()).run()
+    assert "started_fresh" not in case.names()
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None and outcome.reason == case.rundir.halted()
+    for said in ("saved by owner", str(case.rundir.restarts), "other, plain", "by name", "module"):
+        assert said in outcome.reason
+    assert (before, state) == (case.restarts.keys(), (case.cwd / "state").read_text())
+
+
+def test_the_level_that_holds_the_work_comes_before_those_above_it(case: Case) -> None:
+    """One that said no on the first node and says yes on the second would begin anew."""
+    above, owner = Copying("above").at(case.cwd), Copying("owner").at(case.cwd)
+    above.refuses = "not installed on this node"
+    link = case.link(above, owner)
+    case.notice_soon()
+    link.run()
+    (key,) = case.restarts.keys()
+    above.refuses = None
+    link = case.link(above, owner, argv=(str(key.step + 2),))
+    assert EXIT_COMPLETE == link.run()
+    assert [key.directory_name] == restored(case)
+    chosen = json.loads(case.rundir.levels_file.read_text())["chosen"]
+    assert {"1": "owner", "2": "owner"} == chosen
+
+
 def test_full_storage_at_a_restart_fails_the_link_and_condemns_no_level(case: Case) -> None:
     """The next level would begin anew, over the work; the next link finds space again."""
     owner, other = Copying("owner").at(case.cwd), Copying("other").at(case.cwd)
@@ -475,6 +544,30 @@ def test_full_storage_at_a_restart_fails_the_link_and_condemns_no_level(case: Ca
     assert "restored" in case.names()
     record = case.rundir.levels_file
     assert not record.exists() or {} == json.loads(record.read_text()).get("failed", {})
+
+
+@pytest.mark.parametrize(
+    "name", ["ESHUTDOWN", "ENOTCONN", "EREMOTEIO", "ECOMM", "EINTR", "EAGAIN", "ESTALE"]
+)
+def test_storage_that_has_turned_a_node_away_condemns_no_restart(case: Case, name: str) -> None:
+    """What Lustre or a mount by FUSE says then; another node, or a later link, gets on."""
+    level = Copying("owner").at(case.cwd)
+    level.kind = Kind.SYSTEM
+    commit(case, level.name, 7)
+    number = getattr(errno, name)
+    level.storage_says = OSError(number, os.strerror(number))
+    assert EXIT_FAILED == case.link(level, Plain(), argv=("3",)).run()
+    assert "started_fresh" not in case.names()
+    assert {} == json.loads(case.rundir.levels_file.read_text()).get("failed", {})
+    level.storage_says = None
+    assert EXIT_COMPLETE == case.link(level, Plain(), argv=("9",)).run()
+    assert 1 == len(restored(case))
+
+
+def commit(case: Case, level: str, step: int) -> None:
+    with case.restarts.stage(1) as staging:
+        (staging.path / "state").write_text(str(step))
+        staging.commit(level=level, step=step, reason="", facts={}, guard=lambda: None)
 
 
 def test_restarts_that_are_all_damaged_are_not_begun_anew_over(case: Case) -> None:
@@ -530,6 +623,27 @@ def test_a_disk_that_cannot_be_read_now_is_not_damage(
     assert outcome is not None and "cannot be read now" in outcome.reason
 
 
+def test_what_is_known_of_levels_is_not_written_over_while_it_cannot_be_read(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A level that was given up would be tried again, and one that has saved be given up."""
+    known = {"failed": {"broken": "on purpose"}, "saved": {"copying": 1}}
+    case.rundir.levels_file.write_text(json.dumps(known))
+    real = Path.read_bytes
+
+    def failing(self: Path) -> bytes:
+        if self == case.rundir.levels_file:
+            raise STALE
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", failing)
+        assert EXIT_FAILED == case.link(Copying().at(case.cwd), Plain(), argv=("3",)).run()
+    assert Result.FAILED is case.result()
+    assert known == json.loads(case.rundir.levels_file.read_text())
+    assert EXIT_COMPLETE == case.link(Copying().at(case.cwd), Plain(), argv=("3",)).run()
+
+
 def test_manifests_that_storage_does_not_show_now_are_not_missing(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,9 +688,7 @@ def test_restarts_of_another_command_are_neither_gone_on_from_nor_written_over(
 
 def test_restarts_that_do_not_say_that_they_are_of_another_command_are_taken(case: Case) -> None:
     """Those of an older version."""
-    with case.restarts.stage(1) as staging:
-        (staging.path / "state").write_text("7")
-        staging.commit(level="copying", step=7, reason="", facts={}, guard=lambda: None)
+    commit(case, "copying", 7)
     assert EXIT_COMPLETE == case.link(Copying().at(case.cwd), argv=("9",)).run()
     assert "restored" in case.names()
 
