@@ -236,7 +236,7 @@ def holder_of(rundir: RunDir, generation: int) -> Holder | None:
 
 def _saved(rundir: RunDir) -> int:
     """The newest generation that has saved: its file may be gone, purged or not copied, and what
-    is saved by a lower one would not be chosen. By names: one that cannot be read counts as well."""
+    is saved by a lower one would not be chosen. By names: what cannot be read counts as well."""
     names = (*fsio.names_in(rundir.checkpoints), *fsio.names_in(rundir.restarts))
     keys = (CheckpointKey.parse(name) for name in names)
     return max((key.generation for key in keys if key is not None), default=0)

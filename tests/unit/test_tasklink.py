@@ -545,7 +545,8 @@ def test_storage_that_fails_for_a_moment_costs_waiting(
 ) -> None:
     """As in the links of `hpc-ckpt submit`: the whole chain would be over otherwise."""
     failing = Failing(getattr(RunDir, where), errno.ESTALE)
-    monkeypatch.setattr(RunDir, where, lambda *args, **more: failing(*args, **more))
+    method = lambda *args, **more: failing(*args, **more)  # noqa: E731, PLW0108 - it is bound
+    monkeypatch.setattr(RunDir, where, method)
     assert 0 == run(place, Command(["true"], own_session=True))
     assert [patience.STORAGE_RETRY_S] == slept
 
@@ -619,7 +620,8 @@ def test_a_root_that_could_be_made_before_is_waited_for(
 ) -> None:
     """What is not mounted has a parent that belongs to somebody else."""
     failing = Failing(RunDir.create, errno.EACCES)
-    monkeypatch.setattr(RunDir, "create", lambda *args, **more: failing(*args, **more))
+    method = lambda *args, **more: failing(*args, **more)  # noqa: E731, PLW0108 - it is bound
+    monkeypatch.setattr(RunDir, "create", method)
     assert 5 == run(place, lambda: 5, scheduler=Scheduler(restarts=1))
     assert [patience.STORAGE_RETRY_S] == slept
 

@@ -79,7 +79,7 @@ def test_nothing_goes_while_the_run_directory_does_not_say_who_holds_it(tmp_path
     [
         ([OSError(errno.EIO, "one"), OSError(errno.EIO, "two")], 1),
         ([OSError(errno.EIO, "one"), OSError(errno.ESTALE, "two")], 2),
-        ([CorruptCheckpoint("step 1 is damaged"), CorruptCheckpoint("step 2 is damaged")], 2),
+        ([CorruptCheckpoint(Path(name), ["damaged"]) for name in ("step-1", "step-2")], 2),
     ],
 )
 def test_storage_that_is_away_is_told_once_and_damage_every_time(
