@@ -97,34 +97,44 @@ class Moves:
 
 
 class _Batches:
-    """Long slices one by one, short ones together, as many as one thread takes at a time."""
+    """As many slices as one thread takes at a time; those to be cut apart from the short ones."""
 
     def __init__(self) -> None:
-        self._long: list[Callable[[], object]] = []
-        self._short: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
-        self._room = 0
+        self._long = _Filling()
+        self._short = _Filling()
 
     def add(self, targets: Slices, sources: Slices) -> None:
         for target, source in zip(targets, sources, strict=True):
-            if target.numel() > _ALONE:
-                self._long.append(partial(_copy_long, target, source))
-            else:
-                self._add_short(target, source)
-
-    def _add_short(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if self._room <= 0:
-            self._short.append(([], []))
-            self._room = _BATCH
-        self._short[-1][0].append(target)
-        self._short[-1][1].append(source)
-        self._room -= target.nbytes
+            (self._long if target.numel() > _ALONE else self._short).add(target, source)
 
     def calls(self) -> list[Callable[[], object]]:
-        return self._long + [partial(torch._foreach_copy_, *batch) for batch in self._short]
+        long = [partial(_copy_long, *batch) for batch in self._long.batches]
+        return [*long, *(partial(torch._foreach_copy_, *batch) for batch in self._short.batches)]
 
 
-def _copy_long(target: torch.Tensor, source: torch.Tensor) -> None:
-    torch._foreach_copy_(torch.split(target, _ALONE), torch.split(source, _ALONE))
+class _Filling:
+    """Batches, each filled before the next is begun."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        self._room = 0
+
+    def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self._room <= 0:
+            self.batches.append(([], []))
+            self._room = _BATCH
+        targets, sources = self.batches[-1]
+        targets.append(target)
+        sources.append(source)
+        self._room -= target.nbytes
+
+
+def _copy_long(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    torch._foreach_copy_(_cut_up(targets), _cut_up(sources))
+
+
+def _cut_up(slices: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [piece for one in slices for piece in torch.split(one, _ALONE)]
 
 
 def _slices(place: int, whole: int, size: int, word: torch.dtype) -> Slices:
