@@ -207,7 +207,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
                     "name": name,
                     "gib": gib,
                     "threads": threads,
-                    "saves": 1 if plan.quick else 3,
+                    "saves": 1 if plan.quick else 4,
                     "interval_s": 4.0 if plan.quick else 12.0,
                 }
     if "competing" in plan.only:

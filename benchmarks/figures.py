@@ -189,15 +189,39 @@ class Stolen:
 
     @property
     def baseline_s(self) -> float:
-        return spread(v for one in self.results for v in one["baseline_s"]).median
+        return spread(self._quiet()).median
 
     def per_save(self) -> Spread:
-        """Seconds stolen by each checkpoint, against the median step of its own process."""
-        return spread(
-            sum(window) - len(window) * statistics.median(one["baseline_s"])
-            for one in self.results
-            for window in one["windows_s"]
-        )
+        """Seconds stolen by each checkpoint.
+
+        Against the mean of as many quiet steps before it and after it: a machine drifts by more
+        in a minute than a save takes, and steps have a long tail, which a median leaves out.
+        """
+        return spread(sum(window) - len(window) * near for window, near in self._windows())
+
+    def noise(self) -> Spread:
+        """The same sum over as many quiet steps, where nothing could be stolen."""
+        length = statistics.median(len(window) for window, _ in self._windows())
+        found = []
+        for one in self.results:
+            for steps in one["quiet_s"]:
+                third = len(steps) // 3
+                if third:
+                    inside, near = steps[third : 2 * third], steps[:third] + steps[2 * third :]
+                    found.append(length * (statistics.mean(inside) - statistics.mean(near)))
+        return spread(found)
+
+    def _windows(self) -> Iterator[tuple[list[float], float]]:
+        """The steps beside each save, and the mean quiet step next to them."""
+        for one in self.results:
+            around = zip(one["quiet_s"], one["windows_s"], one["quiet_s"][1:], strict=False)
+            for before, window, after in around:
+                length = len(window)
+                near = before[max(len(before) - length, 0) :] + after[:length]
+                yield window, statistics.mean(near or self._quiet())
+
+    def _quiet(self) -> list[float]:
+        return [step for one in self.results for steps in one["quiet_s"] for step in steps]
 
     def mean_per_save(self) -> float:
         """Over whole periods: every second save is read back before an older one goes."""
@@ -213,16 +237,12 @@ class Stolen:
     def share(self) -> Spread:
         """Stolen seconds as share of the time the save was under way."""
         return spread(
-            1 - len(window) * statistics.median(one["baseline_s"]) / sum(window)
-            for one in self.results
-            for window in one["windows_s"]
-            if window
+            1 - len(window) * near / sum(window) for window, near in self._windows() if window
         )
 
     def slower_p95(self) -> float:
-        baseline = [v for one in self.results for v in one["baseline_s"]]
         inside = [v for one in self.results for window in one["windows_s"] for v in window]
-        return quantile(inside or baseline, 0.95) / quantile(baseline, 0.95) - 1
+        return quantile(inside or self._quiet(), 0.95) / quantile(self._quiet(), 0.95) - 1
 
     def rate(self) -> Spread:
         """Bytes per second from the snapshot to durable."""

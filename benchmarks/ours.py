@@ -23,6 +23,7 @@ START_S = 3.0
 TIDY_S = 10.0
 PATIENCE_S = 300.0
 TRIES = 20
+CROWDED = 3
 TIMES = ("block_s", "whole_s", "persist_s", "durable_s", "sync_again_s", "sync_idle_s")
 EVENT_FIELDS = ("stall_s", "save_s", "full_s", "bytes", "reused")
 
@@ -153,6 +154,20 @@ class Run:
         self._tidied()
         return sample(committed, synced, block_s=committed["stall_s"], whole_s=whole_s)
 
+    def crowd(self, state: Any) -> None:
+        """Saves at every step, with nobody who waits: the next is taken beside the one before.
+
+        Until so many are committed that each buffer was used again.
+        """
+        since = len(self.events.seen)
+        until = time.perf_counter() + PATIENCE_S
+        while sum(one["event"] == "save.committed" for one in self.events.seen[since:]) < CROWDED:
+            if time.perf_counter() > until:
+                raise NotSaved(f"no {CROWDED} saves in {PATIENCE_S:g} s")
+            state.advance()
+            self.ckpt.step()
+            self.events.look()
+
     def _sync(self, committed: dict[str, Any]) -> dict[str, float]:
         """What the harness does for everybody; beside it the same for files long synced."""
         path = self.root / "checkpoints" / committed["checkpoint"]
@@ -250,6 +265,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
                 mode.limit(beside)
         peak = memory.peak()
         kept = digest(state.flat())
+        crowded = _crowded(run, state) if mode is Background else None
     if mode is Urgent:
         beside.leave_twin()
     return {
@@ -262,8 +278,16 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         "files": len(disk.files(run.newest())),
         "disk_bytes": disk.size(run.newest()),
         "extra_bytes": max(0, peak - before) + memory.children(),
+        "crowded_bytes": None if crowded is None else max(0, crowded - before),
         "digest": kept,
     }
+
+
+def _crowded(run: Run, state: State) -> int:
+    """The peak while a snapshot is taken beside a save."""
+    memory.forget_peak()
+    run.crowd(state)
+    return memory.peak()
 
 
 def restore(job: dict[str, Any]) -> dict[str, Any]:

@@ -222,6 +222,7 @@ def _stolen_table(records: list[Record]) -> str:
         "compute threads",
         "step alone",
         "stolen per checkpoint",
+        "the same over quiet steps",
         "share of the window",
         "p95 step",
         "persist",
@@ -236,20 +237,26 @@ def _stolen_table(records: list[Record]) -> str:
 
 def _stolen_row(one: Stolen) -> list[str]:
     if not one.results:
-        return [one.name, str(one.threads), f"failed: {one.failures[0]}", *[NOTHING] * 6]
+        return [one.name, str(one.threads), f"failed: {one.failures[0]}", *[NOTHING] * 7]
     persist = spread(v for result in one.results for v in result["persist_s"])
     block = spread(v for result in one.results for v in result["block_s"])
     return [
         one.name,
         str(one.threads),
         seconds(one.baseline_s),
-        f"{one.per_save().median:.3g} s ({one.per_save().least:.3g} to {one.per_save().most:.3g})",
+        _signed(one.per_save()),
+        _signed(one.noise()),
         f"{100 * one.share().median:.1f} %",
         f"{100 * one.slower_p95():+.1f} %",
         f"{between(persist)}, {one.rate().median / 1e9:.2f} GB/s",
         between(block),
         str(one.late()),
     ]
+
+
+def _signed(one: Spread) -> str:
+    """Seconds that may be less than none."""
+    return f"{one.median:.3g} s ({one.least:.3g} to {one.most:.3g})" if one else NOTHING
 
 
 def _competing(records: list[Record]) -> str:

@@ -1,8 +1,8 @@
 """What a checkpoint in the background takes from training, step by step.
 
-A loop of equal steps saves every so many of them. Steps in which nothing is under way are the
-baseline; steps between the snapshot and the end of the save are the window. Stolen time is the
-sum over the window of step minus median baseline step; the snapshot itself is reported apart.
+A loop of equal steps saves every so many of them. Steps between the snapshot and the end of the
+save are its window, all others are quiet. Stolen time is the sum over the window of step minus the
+mean of the quiet steps next to it (figures.py); the snapshot itself is reported apart.
 """
 
 # SPDX-License-Identifier: MIT
@@ -154,13 +154,15 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train(contender: Contender, loaded: Loaded, every: int, saves: int) -> dict[str, Any]:
-    """The first save warms up: it is left out of the result."""
-    baseline: list[float] = []
+    """The first save warms up: it is left out of the result. Quiet steps: before the first window
+    that is kept, and after each."""
+    quiet: list[list[float]] = []
     windows: list[list[float]] = []
     blocked: list[float] = []
     overran = 0
     for turn in range(saves + 1):
-        overran += _interval(contender, loaded.work, every, baseline, windows)
+        quiet.append([])
+        overran += _interval(contender, loaded.work, every, quiet[-1], windows)
         if turn < saves:
             loaded.work.step()
             loaded.advance()
@@ -168,7 +170,7 @@ def _train(contender: Contender, loaded: Loaded, every: int, saves: int) -> dict
             blocked.append(contender.save())
             windows.append([])
     return {
-        "baseline_s": baseline,
+        "quiet_s": quiet[1:],
         "windows_s": windows[1:],
         "block_s": blocked[1:],
         "overran": overran,
@@ -176,13 +178,13 @@ def _train(contender: Contender, loaded: Loaded, every: int, saves: int) -> dict
 
 
 def _interval(
-    contender: Contender, work: Work, every: int, baseline: list[float], windows: list[list[float]]
+    contender: Contender, work: Work, every: int, quiet: list[float], windows: list[list[float]]
 ) -> bool:
     """The steps up to the next save; whether the last save was still under way when it was due."""
     under_way = bool(windows)
     for _ in range(every - 1):
         under_way = under_way and contender.busy()
-        (windows[-1] if under_way else baseline).append(_step(contender, work))
+        (windows[-1] if under_way else quiet).append(_step(contender, work))
     overran = under_way and contender.busy()
     while under_way and contender.busy():
         windows[-1].append(seconds(work.step))

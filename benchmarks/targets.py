@@ -231,12 +231,12 @@ def _resume(records: list[Record]) -> Target:
 
 
 def _memory(grid: Grid) -> list[Target]:
-    def figure(choose: Callable[[Cell], Contender]) -> dict[str, float]:
+    def figure(choose: Callable[[Cell], Contender], key: str) -> dict[str, float]:
         def value(cell: Cell, limits: Limits) -> float | None:
             contender = choose(cell)
             if not contender.results:
                 return None
-            return contender.median("extra_bytes") / (limits.size + SLACK_BYTES)
+            return contender.median(key) / (limits.size + SLACK_BYTES)
 
         return _per_cell(grid, value)
 
@@ -245,13 +245,13 @@ def _memory(grid: Grid) -> list[Target]:
             "extra host memory at its peak ÷ (state + 32 MiB)",
             AT_MOST,
             1.0,
-            seen=figure(grid.urgent),
+            seen=figure(grid.urgent, "extra_bytes"),
         ),
         Target(
-            "the same, saved at every step",
+            "the same, saved at every step without waiting",
             AT_MOST,
             2.0,
-            seen=figure(grid.background),
+            seen=figure(grid.background, "crowded_bytes"),
         ),
     ]
 

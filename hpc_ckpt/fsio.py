@@ -157,12 +157,16 @@ def write_first(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def sweep_temporaries(directory: str | os.PathLike[str], *, older_than_s: float = 60.0) -> None:
-    """Delete what killed write_atomic() calls left in a directory; what resists stays.
+    """Delete what killed write_atomic() calls left in a directory; what resists stays, all of it
+    where the directory cannot be listed.
 
     What a process of this boot left goes when it is dead; what may be another node's, when no
     write takes so long: somebody may be just about to rename it.
     """
-    for name in names_in(directory):
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # whoever sweeps begins with something else in mind
+        names = names_in(directory)
+    for name in names:
         found = _TEMPORARY.fullmatch(name)
         path = Path(directory) / name
         with contextlib.suppress(OSError):

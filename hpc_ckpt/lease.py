@@ -20,10 +20,11 @@ import re
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from . import fsio, processes
+from . import fsio, ownership, processes
 from .errors import Fenced, RootError
 from .rundir import CheckpointKey, RunDir
 
@@ -47,6 +48,17 @@ class Holder:
     boot: str = ""
     started: float = 0.0
     """The process's start in clock ticks since boot: pids are reused, this pair is not."""
+    file: Path | None = field(default=None, compare=False, repr=False)
+    """Where it was read: that is no part of who it is, and tells by whom it was written."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Of another user, whose jobs and processes may be hidden from this one."""
+        return self.file is not None and ownership.is_of_another(self.file)
+
+    def record(self) -> dict[str, Any]:
+        """For a file."""
+        return {name: value for name, value in vars(self).items() if name != "file"}
 
     @classmethod
     def here(cls, *, job: str | None = None, array: str | None = None, restarts: int = 0) -> Holder:
@@ -245,8 +257,8 @@ def _saved(rundir: RunDir) -> int:
 def _read_holder(file: Path) -> Holder | None:
     try:
         record = json.loads(file.read_bytes())
-        known = {name: record[name] for name in asdict(Holder()) if name in record}
-        return Holder(**known)
+        known = {name: record[name] for name in Holder().record() if name in record}
+        return Holder(**known, file=file)
     except (OSError, ValueError, TypeError):
         return None
 
@@ -285,7 +297,7 @@ def _write_claim(rundir: RunDir, holder: Holder) -> Path:
 
 def _claim(rundir: RunDir, holder: Holder) -> Path:
     claim = rundir.lease / f".claim.tmp-{fsio.unique_suffix()}"
-    fsio.write_atomic(claim, (json.dumps(asdict(holder)) + "\n").encode())
+    fsio.write_atomic(claim, (json.dumps(holder.record()) + "\n").encode())
     return claim
 
 

@@ -28,6 +28,11 @@ UNKNOWN_RUN_S = 90
 has, its node refuses to start the job again, and Slurm holds a job that a node refuses."""
 
 
+def _unless_hidden(holder: Holder) -> bool | None:
+    """Of a job that Slurm does not show: it is over, or another user's and hidden."""
+    return None if holder.is_foreign else False
+
+
 @dataclass
 class SlurmBackend:
     """Slurm, seen from inside one job or array member."""
@@ -71,7 +76,9 @@ class SlurmBackend:
         try:
             text = self.run(["squeue", "--noheader", "--format=%T", f"--jobs={holder.job}"])
         except SchedulerError as error:
-            return False if slurm.is_forgotten(error) else None
+            return _unless_hidden(holder) if slurm.is_forgotten(error) else None
+        if not text.strip():
+            return _unless_hidden(holder)
         return any(state in slurm.LIVE_STATES for state in text.split())
 
     @property
@@ -112,7 +119,14 @@ class SlurmBackend:
             return []
 
     def look(self) -> JobRecord:
-        record = self.record()
+        try:
+            return self.asked()
+        except SchedulerError:
+            return JobRecord()
+
+    def asked(self) -> JobRecord:
+        """The same for one who must have an answer: SchedulerError if there is none."""
+        record = self._shown()
         if record is None:
             return JobRecord()
         said = slurm.job_record(record, self.restarts)
@@ -129,12 +143,15 @@ class SlurmBackend:
 
     def record(self) -> Mapping[str, str] | None:
         """This job in scontrol's words; None if it has no answer."""
-        if self.job is None:
-            return None
         try:
-            return slurm.parse_record(self.run(["scontrol", "-o", "show", "job", self.job]))
+            return self._shown()
         except SchedulerError:
             return None
+
+    def _shown(self) -> Mapping[str, str] | None:
+        if self.job is None:
+            return None
+        return slurm.parse_record(self.run(["scontrol", "-o", "show", "job", self.job]))
 
     def see_that_it_begins(self) -> None:
         """Called where this job is said to be pending already. That is what was wanted, unless the

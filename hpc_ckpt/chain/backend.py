@@ -74,6 +74,8 @@ class JobRecord:
     """Nothing that was said before outranks this: a preempted job can still be cancelled."""
     restarted: bool = False
     """It is on its way back into the queue."""
+    runs_on: bool = False
+    """It runs, and nobody is ending it."""
     queued: Queued = Queued()
     """Of its present run."""
 

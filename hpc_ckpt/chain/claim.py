@@ -19,6 +19,7 @@ from ..levels.dmtcp import Dmtcp
 from ..levels.restarts import Restarts, not_its_work, not_offered
 from ..rundir import RunDir, phase_of, read_json
 from . import slurm
+from .hidden import refuse_if_hidden
 from .past import jobs_beside_sweep, jobs_of
 from .phases import SCRIPTS
 from .unanswered import arrays_unknown, running_script
@@ -107,7 +108,7 @@ def refuse_if_live(rundir: RunDir, script: Path | None = None) -> None:
     if unknown:
         add_jobs(rundir, unknown)
         raise RootError(rundir.root, unanswered(rundir.root, unknown))
-    refuse_if_held_here(rundir)
+    refuse_if_held([rundir])
 
 
 def refuse_another_command(rundir: RunDir, new: Mapping[str, Any]) -> None:
@@ -219,12 +220,14 @@ def _is_shared(root: Path) -> bool:
     return bool(root.stat().st_mode & stat.S_IWGRP)
 
 
-def refuse_if_held_here(rundir: RunDir) -> None:
-    holder = holder_at_work(rundir)
-    if holder is not None and lease.alive_here(holder):
-        raise RootError(
-            rundir.root, f"in use by process {holder.pid} on this host; choose another root"
-        )
+def refuse_if_held(rundirs: Sequence[RunDir]) -> None:
+    for rundir in rundirs:
+        holder = holder_at_work(rundir)
+        if holder is not None and lease.alive_here(holder):
+            raise RootError(
+                rundir.root, f"in use by process {holder.pid} on this host; choose another root"
+            )
+    refuse_if_hidden(rundirs)
 
 
 def _read_or_none(path: Path) -> bytes | None:

@@ -21,7 +21,7 @@ from ..rundir import RunDir
 from ..settings import SAVE_FACTOR, margin
 from .backend import Backend, Cause, JobRecord, Queued
 from .budget import seconds_left
-from .evidence import Finding, Grace
+from .evidence import Finding, Grace, is_outlived
 from .orders import Orders
 from .patience import Unseen
 
@@ -63,6 +63,10 @@ class Clockwork:
         self._step_s = 0.0
         self._measure_at = 0.0
         self._unseen = Unseen()
+        self._terminated_at: float | None = None
+        """On the monotonic clock; None as well once the job has outlived it."""
+        self._answered = False
+        """Whether the scheduler itself has named a cause: `seen` may be what was concluded here."""
 
     def begin(self) -> None:
         self._started = time.time()
@@ -75,10 +79,27 @@ class Clockwork:
         else:
             self._publish(record)  # what befell an earlier run of the same job is no news
 
+    def said_of_the_end(self) -> dict[str, Any]:
+        """For the ledger: that the end the program was told is that of the budget of hours, and
+        that a later link has to ask why TERM came."""
+        by_budget = self._budget_end is not None and self.deadline == self._budget_end
+        found = {"budget_end": by_budget, "cause_unknown": self.is_unexplained()}
+        return {name: True for name, true in found.items() if true}
+
+    def is_unexplained(self) -> bool:
+        """TERM came, and the scheduler has not said why; nobody else could."""
+        return self.is_terminated and self._backend.enforces_end and not self._answered
+
     @property
-    def ends_with_budget(self) -> bool:
-        """The end that the program was told is that of the budget of hours."""
-        return self._budget_end is not None and self.deadline == self._budget_end
+    def is_terminated(self) -> bool:
+        """TERM came, and as far as is known it was that of the job's end."""
+        return self._terminated_at is not None
+
+    @property
+    def is_forwarded(self) -> bool:
+        """A notice was given, and the program hears of it by a signal that its spec asks for."""
+        forwards = self._orders.forward is not None
+        return forwards and self._rundir.notice(self._generation) is not None
 
     # ── the scheduler's signals ───────────────────────────────────────────────────────────
     def warned(self, number: signal.Signals) -> None:
@@ -122,9 +143,13 @@ class Clockwork:
     def look_again(self) -> None:
         """The scheduler may not have answered when it was asked, or may say more by now."""
         if self.seen is None or self.seen.warning or self.seen.cause is Cause.PREEMPTED:
-            self._learn(self._backend.look())
+            record = self._backend.look()
+            self._learn(record)
+            if is_outlived(self._terminated_at, record, self._backend.kill_wait_s):
+                self._terminated_at = None
 
     def _learn(self, record: JobRecord) -> None:
+        self._answered = self._answered or record.cause is not None
         if self._grace.is_cut_short(record):
             self.seen = Finding(Cause.CANCELLED, record.said, certain=True)
         elif record.cause is not None and (
@@ -141,6 +166,7 @@ class Clockwork:
 
     def terminated(self) -> None:
         """TERM came: whatever the scheduler answers, the program is being ended."""
+        self._terminated_at = time.monotonic()
         if self.seen is not None and self.seen.warning:
             self.seen = self.seen._replace(warning=False)
 

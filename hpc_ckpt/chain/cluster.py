@@ -43,6 +43,8 @@ class ClusterConfig:
     """slurmdbd, or what else there is; None: no accounting."""
     limited: bool
     """Whether the limits of associations and QoS are enforced."""
+    hides_jobs: bool
+    """Of others."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from .diagnosis import modules_of, place_findings, trial_findings, wanted_of
 from .findings import Finding, Grade, note, ok, wrong
 from .layers import load
 from .probe import look
-from .profile import Backend, Partition, PreemptMode, Profile, Strategy
+from .profile import Backend, Partition, PreemptMode, Profile, Sharing, Strategy
 from .survey import take_survey
 from .trial import JOB_MINUTES, LIMIT_S, Request, Say, run_trial
 
@@ -261,6 +261,17 @@ def _memory(survey: Survey, profile: Profile) -> Finding:
     return ok("memory of jobs", seen)
 
 
+def _sharing(survey: Survey, profile: Profile) -> Finding:
+    """Slurm says of a job that it hides what it says of one that is over."""
+    said = f"sharing: {profile.sharing.value}"
+    if not survey.config.hides_jobs:
+        return ok("jobs of others", "shown", said)
+    seen = "hidden (PrivateData=jobs)"
+    if profile.sharing is not Sharing.GROUP:
+        return ok("jobs of others", seen, said)
+    return note("jobs of others", seen, said, "who takes up a chain of another must know it over")
+
+
 _RULES: tuple[Callable[[Survey, Profile], Finding], ...] = (
     _cluster,
     _version,
@@ -272,6 +283,7 @@ _RULES: tuple[Callable[[Survey, Profile], Finding], ...] = (
     _array,
     _submit_limit,
     _memory,
+    _sharing,
 )
 
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,9 @@ TAIL_BYTES = 64 * 1024
 LINES_SHOWN = 8
 LONGEST_LINE = 300
 GRACE_SLACK_S = 2.0
+OUTLIVED_SLACK_S = 30.0
+"""A kill may come later than the kill wait after TERM; and who saves at a TERM that somebody sent
+by hand takes its time."""
 
 _CANCELLED = re.compile(
     r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT (\S+?)(?: DUE TO ([A-Z ]+?))?(?:,[^*]*)? \*\*\*"
@@ -32,15 +35,21 @@ _DUE_TO = {
 }
 _NODE_FAILED = re.compile(r"^srun: error: Node failure on \S+$", re.MULTILINE)
 _OUT_OF_MEMORY = re.compile(
-    r"\boom[-_ ]?kill|OutOfMemoryError|out of memory|\bMemoryError\b|std::bad_alloc"
-    r"|Cannot allocate memory|OOM Killed"
+    r"OutOfMemoryError|out of memory|\bMemoryError\b|std::bad_alloc|Cannot allocate memory"
     r"|cannot allocate vector of (?:size|length) \d"  # R
-    r"|forrtl: severe \(\d+\): insufficient virtual memory"  # Fortran of Intel
+    r"|forrtl: severe \(\d+\): insufficient virtual memory",  # Fortran of Intel
+    re.IGNORECASE,
+)
+"""Words of the program: it may have caught the error, asked for less and gone on."""
+_KILLED_FOR_MEMORY = re.compile(
+    r"\boom[-_ ]?kill|OOM Killed|out of memory: kill"
     # slurmstepd of older Slurm versions; newer ones tell of an oom_kill event.
     r"|exceeded memory limit \(\d+ > \d+\), being killed"
     r"|slurmstepd\S*: error: Exceeded (?:job|step) memory limit at some point",
     re.IGNORECASE,
 )
+ENDING_LINES = 50
+_TRACEBACK = "Traceback (most recent call last)"
 _STATES = {
     "TIMEOUT": Cause.TIME_LIMIT,
     "PREEMPTED": Cause.PREEMPTED,
@@ -86,6 +95,13 @@ class Grace:
         )
 
 
+def is_outlived(term_at: float | None, record: JobRecord, kill_wait_s: float) -> bool:
+    """Whether a TERM, at that moment of the monotonic clock, ended nothing: the kill would have
+    followed it by now, and the job simply runs on."""
+    late = term_at is not None and time.monotonic() >= term_at + kill_wait_s + OUTLIVED_SLACK_S
+    return late and record.runs_on
+
+
 def of_state(state: str) -> Cause | None:
     """What a job state of scontrol or sacct means ('CANCELLED by 1000', 'NODE_FAIL')."""
     words = re.split(r"[\s+,]", state.strip(), maxsplit=1)
@@ -124,10 +140,24 @@ def _is_after(moment: str, since: float) -> bool:
 
 def out_of_memory(text: str) -> Finding | None:
     """The last line of a log that speaks of memory that was not there."""
-    for line in reversed(text.splitlines()):
-        if _OUT_OF_MEMORY.search(line):
-            return Finding(Cause.OUT_OF_MEMORY, _shown(line))
+    lines = text.splitlines()
+    begin = _last_words(lines)
+    for place in reversed(range(len(lines))):
+        by_program = place >= begin and _OUT_OF_MEMORY.search(lines[place])
+        if by_program or _KILLED_FOR_MEMORY.search(lines[place]):
+            return Finding(Cause.OUT_OF_MEMORY, _shown(lines[place]))
     return None
+
+
+def _last_words(lines: Sequence[str]) -> int:
+    """Where a program's begin. Each of its ranks may have left a traceback, one after the other."""
+    begin = max(0, len(lines) - ENDING_LINES)
+    for place in reversed(range(len(lines))):
+        if place < begin:
+            break
+        if _TRACEBACK in lines[place]:
+            begin = max(0, place - ENDING_LINES)
+    return begin
 
 
 def strongest(findings: Iterable[Finding]) -> Cause | None:

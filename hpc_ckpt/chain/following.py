@@ -16,7 +16,7 @@ from pathlib import Path
 from .. import lease
 from ..errors import RootError
 from ..rundir import RunDir
-from .ledger import ChainStatus, State, has_run_out, nothing_follows, read_status
+from .ledger import ChainStatus, State, has_run_out, may_be_over, read_status
 
 CHUNK = 1 << 16
 LOOK_EVERY_S = 1.0
@@ -42,11 +42,6 @@ def is_over(status: ChainStatus) -> bool:
 def chain_over(rundir: RunDir) -> bool:
     """The same; the whole ledger is read only when a file says that it may be so."""
     return may_be_over(rundir) and is_over(read_status(rundir))
-
-
-def may_be_over(rundir: RunDir) -> bool:
-    """No more than a few files are read."""
-    return rundir.done() is not None or rundir.halted() is not None or nothing_follows(rundir)
 
 
 def links_with_output(rundir: RunDir, after: int = 0) -> list[int]:

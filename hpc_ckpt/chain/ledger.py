@@ -16,7 +16,7 @@ from .. import events, lease
 from ..events import Event
 from ..rundir import RunDir
 from .backend import Cause
-from .past import explanations, jobs_of
+from .past import explanations, jobs_of, told_of_end
 
 Record = dict[str, Any]
 LONGEST_KILL_WAIT_S = 300.0
@@ -160,6 +160,11 @@ def nothing_follows(rundir: RunDir) -> bool:
     return _last(told_by_last(rundir), Event.NOTHING_FOLLOWS) is not None
 
 
+def may_be_over(rundir: RunDir) -> bool:
+    """No more than a few files are read."""
+    return rundir.done() is not None or rundir.halted() is not None or nothing_follows(rundir)
+
+
 def has_run_out(rundir: RunDir, status: ChainStatus) -> bool:
     """Whether nothing follows a link that is gone: its user alone can take the chain up again.
 
@@ -233,7 +238,7 @@ def _summarise(
     *,
     over: bool,
 ) -> LinkSummary:
-    ended = _last(records, Event.LINK_ENDED) or explained
+    ended = told_of_end(_last(records, Event.LINK_ENDED), explained)
     holder = lease.holder_of(rundir, generation) or lease.Holder()
     # A set-up that failed before may have stopped the chain in this ledger, days ago.
     started = float((_first(records, *_BEGIN) or records[0])["time"])

@@ -74,6 +74,7 @@ class LinkRunner:
             self._orders,
             self._ledger,
             self._links_left,
+            lambda: self._clock.is_unexplained(),  # noqa: PLW0108 - it is made after this
         )
         self._clock = Clockwork(self._rundir, self._orders, self._backend, self._ledger, generation)
         self._step_from = 0
@@ -220,6 +221,7 @@ class LinkRunner:
         )
         log.info("link %d: from step %d, %s", self._generation, self._step_from, self._left())
         if self._told:
+            self._clock.terminated()
             self._clock.look_again()
         if self._told or self._clock.seen is not None:
             seen = self._clock.seen or Finding(Cause.STOPPED, "TERM")
@@ -251,11 +253,13 @@ class LinkRunner:
             code = self._program.returned = self._wait_for(child)
         finally:
             step.kill(child, self._backend)  # nothing of it is left behind
-        told = self._rundir.outcome(self._generation)
-        unsaid = told is None or told.by_code
+        outcome = self._rundir.outcome(self._generation)
+        unsaid = outcome is None or outcome.by_code
         if code != EXIT_COMPLETE or self._terminated or unsaid:
             self._clock.look_again()  # it may have left sooner than anybody asked
-        return judge(self._rundir, self._generation, code, self._clock.seen, logs), code
+        told = self._clock.is_terminated or self._clock.is_forwarded
+        seen = self._clock.seen
+        return judge(self._rundir, self._generation, code, seen, logs, told=told), code
 
     def _next_phase(self) -> None:
         """The next command of the chain begins in what is left of this link."""
@@ -316,8 +320,8 @@ class LinkRunner:
     # ── after ─────────────────────────────────────────────────────────────────────────────
     def _finish(self, verdict: Verdict, code: int | None) -> int:
         step = self._newest_step()
-        more = {"budget_end": True} if self._clock.ends_with_budget else {}
-        write_end(self._ledger, verdict, code, self._step_from, step, **self._level(), **more)
+        more = {**self._level(), **self._clock.said_of_the_end()}
+        write_end(self._ledger, verdict, code, self._step_from, step, **more)
         log.info(
             "link %d: %s at step %d (%s)",
             self._generation,

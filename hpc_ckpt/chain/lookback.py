@@ -4,23 +4,32 @@
 from __future__ import annotations
 
 import logging
+import time
+from pathlib import Path
+from typing import Any
 
 from .. import events, lease
 from ..events import Event, EventLog
-from ..rundir import RunDir
+from ..lease import Holder
+from ..rundir import Result, RunDir
 from . import setup
-from .backend import Backend, Succession
+from .backend import Backend, Cause, JobRecord, Succession
 from .orders import Orders
 from .past import bad_hosts, hosts_excluded, past_links, present_jobs
 from .verdict import Verdict, explain
 
 log = logging.getLogger("hpc_ckpt.link")
 
+ENDING_S = 30.0
+"""A job whose link is over may still be on its way out; only then does Slurm say what it was."""
+ASK_EVERY_S = 5.0
+
 
 def explain_last(
     rundir: RunDir, generation: int, orders: Orders, backend: Backend, ledger: EventLog
 ) -> None:
-    """Write down how the last link that began ended, if it could not do so itself."""
+    """Write down how the last link that began ended, if it could not do so itself, or why, if
+    nobody had told it."""
     for earlier in range(generation - 1, orders.after_generation, -1):
         records = list(events.read(rundir.ledger_file(earlier)))
         if not any(record["event"] == Event.LINK_STARTED.value for record in records):
@@ -28,9 +37,40 @@ def explain_last(
         holder = lease.holder_of(rundir, earlier)
         job = None if holder is None else holder.job
         verdict = explain(rundir, earlier, backend, orders.batch_logs / f"slurm-{job}.log")
+        verdict = verdict or _told_late(records, holder, orders, backend)
         if verdict is not None:
             _write_down(rundir, earlier, records, verdict, ledger)
         return
+
+
+def _told_late(
+    records: list[dict[str, Any]], holder: Holder | None, orders: Orders, backend: Backend
+) -> Verdict | None:
+    """Why TERM came to a link that has ended in good order, but had no answer to that. A job that
+    is back in the queue tells nothing where the chain itself puts it there."""
+    unknown = [r for r in records if r.get("cause_unknown") is True]
+    if not unknown or holder is None:
+        return None
+    record = _explained(backend, holder)
+    back = record.restarted or record.cause is Cause.REQUEUED
+    if record.cause is None or (back and orders.strategy == "requeue"):
+        return None
+    result = Result(unknown[-1]["outcome"]) if unknown[-1].get("outcome") else None
+    got_on = unknown[-1].get("progress") is True
+    reason = f"{unknown[-1].get('reason')}; Slurm told the next link why"
+    return Verdict(
+        result, record.cause, reason,
+        by_code=got_on, evidence=(record.said,), ended=float(unknown[-1]["time"]),
+    )  # fmt: skip
+
+
+def _explained(backend: Backend, holder: Holder) -> JobRecord:
+    end = time.monotonic() + ENDING_S
+    while (record := backend.explain(holder)).ending and record.cause is None:
+        if time.monotonic() >= end:
+            break
+        time.sleep(ASK_EVERY_S)
+    return record
 
 
 def cancelled_unseen(rundir: RunDir, orders: Orders, backend: Backend) -> str | None:
@@ -71,16 +111,27 @@ def _write_down(
         reason=verdict.reason,
         evidence=list(verdict.evidence),
         progress=verdict.progress(step_from, max(keys, default=step_from)),
-        last_seen=_last_seen(rundir, generation),
+        last_seen=_last_seen(rundir, generation, verdict.ended),
     )
     log.info("link %d before: %s (%s)", generation, verdict.cause.value, verdict.reason)
 
 
-def _last_seen(rundir: RunDir, generation: int) -> float | None:
-    """When its program last wrote an event."""
+def _last_seen(rundir: RunDir, generation: int, ended: float | None) -> float:
+    """What its budget is charged up to: the end of its job, its last event or output; where nobody
+    knows any of them, the end that it was given."""
     paths = rundir.events.glob(f"{generation:08d}-*.jsonl")
-    moments = [r.get("time") for path in paths for r in events.read(path)]
-    return max((float(m) for m in moments if isinstance(m, (int, float))), default=None)
+    told = [r.get("time") for path in paths for r in events.read(path)]
+    moments = [*told, ended, _modified(rundir.log_file(generation))]
+    known = [float(moment) for moment in moments if isinstance(moment, (int, float))]
+    now, deadline = time.time(), rundir.deadline(generation)
+    return min(now, max(known) if known else deadline or now)
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
 
 
 def avoid_bad_hosts(

@@ -55,14 +55,22 @@ def explanations(records: Iterable[dict[str, Any]]) -> dict[int, dict[str, Any]]
     }
 
 
+def told_of_end(
+    ended: dict[str, Any] | None, explained: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """Its own record, except for what it could not know and a later link was told."""
+    if ended is None or not explained:
+        return ended or explained
+    return {**ended, **explained} if ended.get("cause_unknown") is True else ended
+
+
 def _past(
     rundir: RunDir, generation: int, records: list[dict[str, Any]], explained: dict[str, Any]
 ) -> PastLink | None:
     started = _last(records, Event.LINK_STARTED)
     if started is None:
         return None  # it took the lease and found nothing to do, or was killed before it began
-    ended = _last(records, Event.LINK_ENDED)
-    told = ended or explained
+    told = told_of_end(_last(records, Event.LINK_ENDED), explained) or {}
     progress = told.get("progress")
     return PastLink(
         generation=generation,

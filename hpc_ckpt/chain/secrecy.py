@@ -129,6 +129,8 @@ def secrecy(name: str) -> str | None:
     words = {part.lower() for part in parts} | {name.lower()}
     if words & _ALWAYS or any(word.endswith(_ENDINGS) for word in words - _PASSING):
         return "always"
+    if len(parts) > 1 and parts[-1].lower() == "api":
+        return "mostly"  # OPENAI_API
     return "mostly" if words & _MOSTLY or any(_has(words, stem) for stem in _STEMS) else None
 
 

@@ -20,6 +20,7 @@ from ..errors import RootError, SchedulerError
 from ..rundir import RunDir
 from ..units import parse_duration
 from . import slurm
+from .hidden import refuse_if_hidden
 from .layers import load
 from .profile import Backend, Profile
 from .surroundings import ENV_FENCE, ENV_FENCING
@@ -166,6 +167,8 @@ def refuse_if_live(places: Sequence[RunDir], *, on_slurm: bool) -> None:
     for job, place in jobs.items():
         if any(known == job or known.startswith(f"{job}_") for known in live):
             raise RootError(place.root, f"job {job} is a chain on it already; stop that first")
+    if on_slurm:
+        refuse_if_hidden(places)
 
 
 def queue() -> set[str] | None:

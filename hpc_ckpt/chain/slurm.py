@@ -187,14 +187,15 @@ def nodes_like(node: str, text: str) -> list[str]:
 
 def job_record(record: Mapping[str, str], restarts_before: int) -> JobRecord:
     """End and cause from one scontrol record of a job that is running or being ended."""
-    state = record.get("JobState", "")
+    state, cause = record.get("JobState", ""), _cause(record, restarts_before)
     return JobRecord(
         end=parse_time(record.get("EndTime")),
-        cause=_cause(record, restarts_before),
+        cause=cause,
         said=_said(record),
         ending="COMPLETING" in state,
         certain=_is_cancelled(state),
         restarted=_restarts(record) > restarts_before,
+        runs_on=state == "RUNNING" and cause is None,
         queued=Queued(
             submitted=parse_time(record.get("SubmitTime")),
             eligible=parse_time(record.get("EligibleTime")),
@@ -209,13 +210,23 @@ def _cause(record: Mapping[str, str], restarts_before: int) -> Cause | None:
         return Cause.CANCELLED  # somebody did so in the grace of a preemption, too
     if of_state(state) is Cause.NODE_FAILURE:
         return Cause.NODE_FAILURE  # it is not put back: --no-requeue
-    if parse_time(record.get("PreemptTime")) is not None:
+    if _is_preempted(record, restarts_before):
         return Cause.PREEMPTED
     if record.get("Reason") == "TimeLimit" or state.startswith("TIMEOUT"):
         return Cause.TIME_LIMIT
     if _restarts(record) > restarts_before:
         return Cause.REQUEUED
     return Cause.CANCELLED if "COMPLETING" in state else None
+
+
+def _is_preempted(record: Mapping[str, str], restarts_before: int) -> bool:
+    """Ended by it, or in its grace. One that was suspended keeps its PreemptTime once it is
+    resumed: that says nothing of its end."""
+    preempted, moved = (parse_time(record.get(name)) for name in ("PreemptTime", "SuspendTime"))
+    if preempted is None:
+        return False
+    suspended = moved is not None and moved >= preempted
+    return not suspended or _restarts(record) > restarts_before
 
 
 def _is_cancelled(state: str) -> bool:
@@ -225,16 +236,19 @@ def _is_cancelled(state: str) -> bool:
 
 def past_record(record: Mapping[str, str], restarts_then: int) -> JobRecord:
     """The same of a job whose run with that many restarts is over."""
-    if _restarts(record) > restarts_then:
+    put_back = _restarts(record) > restarts_then
+    if put_back:
         preempted = parse_time(record.get("PreemptTime")) is not None
         cause: Cause | None = Cause.PREEMPTED if preempted else Cause.REQUEUED
     else:
         cause = of_state(record.get("JobState", ""))
     return JobRecord(
-        end=parse_time(record.get("EndTime")),
+        end=None if put_back else parse_time(record.get("EndTime")),  # else of a later run
         cause=cause,
         said=_said(record),
+        ending="COMPLETING" in record.get("JobState", ""),
         certain=cause is Cause.CANCELLED,
+        restarted=put_back,
     )
 
 
@@ -270,7 +284,7 @@ def _restarts(record: Mapping[str, str]) -> int:
 
 def _said(record: Mapping[str, str]) -> str:
     """The fields that tell causes apart, in scontrol's own words."""
-    names = ("JobState", "Reason", "Restarts", "PreemptTime", "ExitCode")
+    names = ("JobState", "Reason", "Restarts", "PreemptTime", "SuspendTime", "ExitCode")
     told = (f"{name}={record[name]}" for name in names if record.get(name) not in (None, "None"))
     return "scontrol: " + " ".join(told)
 

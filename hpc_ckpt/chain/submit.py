@@ -29,10 +29,9 @@ from . import pinning, setup, slurm, unanswered
 from .claim import add_jobs, claimed_directory, counted_anew, encode, refuse_another_command
 from .command import check_command
 from .directives import dependency_of
-from .following import may_be_over
 from .freeze import freeze, is_frozen
 from .layers import Loaded, load
-from .ledger import ChainStatus, State, has_run_out, read_status
+from .ledger import ChainStatus, State, has_run_out, may_be_over, read_status
 from .past import jobs_of
 from .plan import Plan
 from .planning import is_of_this_cluster, make_plan

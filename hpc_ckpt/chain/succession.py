@@ -19,9 +19,9 @@ from ..events import Event, EventLog
 from ..rundir import RunDir
 from . import setup, slurm, unanswered
 from .allocation import SlurmBackend
-from .backend import Succession
+from .backend import Cause, Succession
 from .cancelling import cancel_pending
-from .orders import Orders
+from .orders import HALT, Orders
 from .past import hosts_excluded, jobs_of
 from .sweep import all_over
 from .unanswered import arrays_unknown, running_script
@@ -45,6 +45,8 @@ class _OnSlurm:
     ledger: EventLog
     links_left: Callable[[], int]
     """What the budget still allows after this link."""
+    is_unexplained: Callable[[], bool] = lambda: False
+    """Whether TERM came to it, and Slurm has not said why."""
 
     def mail(self, address: str) -> None:
         if self.backend.job is None:
@@ -60,6 +62,9 @@ class _OnSlurm:
         """Also by mail, however this job ends: nothing runs after it that could send the one."""
         self.ledger.emit(Event.NOTHING_FOLLOWS, reason=why)
         log.warning("this is the last link that was submitted: %s", why)
+        self._mail_if_over()
+
+    def _mail_if_over(self) -> None:
         if self.orders.mail and all_over(self.rundir):
             self.mail(self.orders.mail)
 
@@ -209,6 +214,9 @@ class Requeue(_OnSlurm):
         end = self.clock() + AWAY_PATIENCE_S
         while not self._asked:
             try:
+                if self.is_unexplained() and self._is_cancelled():
+                    self._stop_cancelled()
+                    return
                 if not slurm.requeue(self.backend.job, self.backend.run):
                     self.backend.see_that_it_begins()
                 self._asked = True
@@ -219,6 +227,22 @@ class Requeue(_OnSlurm):
                     return
                 log.warning("%s; tried again while this allocation lasts", error.stderr.strip())
                 self.sleep(AWAY_RETRY_S)
+
+    def _is_cancelled(self) -> bool:
+        """Nobody could say so when it was told to end; a requeue would undo it."""
+        halts = self.orders.reaction(Cause.CANCELLED) == HALT
+        return halts and self.backend.asked().cause is Cause.CANCELLED
+
+    def _stop_cancelled(self) -> None:
+        reason = "cancelled by the user, as Slurm said once it answered"
+        self.ledger.emit(Event.CHAIN_STOPPED, reason=reason, last_lines=[])
+        log.info("the chain stops: %s", reason)
+        try:
+            if self.rundir.halted() is None:
+                self.rundir.write_halt(reason)
+        except OSError as error:
+            log.warning("%s: %s", self.rundir.halt_file, error)
+        self._mail_if_over()
 
     def end(self) -> list[str]:
         return []  # nothing waits behind it; a requeue by Slurm itself finds DONE or halt
@@ -261,10 +285,11 @@ def succession(
     orders: Orders,
     ledger: EventLog,
     links_left: Callable[[], int],
+    is_unexplained: Callable[[], bool],
 ) -> Succession:
     """The one that the plan chose."""
     if not isinstance(backend, SlurmBackend):
         return InOneProcess()
     if orders.strategy == "requeue":
-        return Requeue(backend, rundir, orders, ledger, links_left)
-    return Successors(backend, rundir, orders, ledger, links_left)
+        return Requeue(backend, rundir, orders, ledger, links_left, is_unexplained)
+    return Successors(backend, rundir, orders, ledger, links_left, is_unexplained)

@@ -29,6 +29,7 @@ from .cluster import (
     least,
 )
 from .cluster import Survey as Survey
+from .hidden import are_hidden
 from .profile import PreemptMode, Profile
 from .slurm import Runner, parse_record, run_command
 
@@ -183,6 +184,7 @@ def parse_config(text: str) -> ClusterConfig:
         append=_flag(values.get("JobFileAppend")),
         accounting=_plugin(values.get("AccountingStorageType")),
         limited=_enforces_limits(values.get("AccountingStorageEnforce")),
+        hides_jobs=are_hidden(text),
     )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from .. import lease
 from ..errors import RootError, SpecError
 from ..rundir import RunDir
-from .ledger import State, is_gone, nothing_follows
+from .ledger import State, is_gone, may_be_over
 from .past import jobs_beside_sweep
 from .patience import why_unread
 
@@ -104,11 +104,7 @@ def member_root(root: Path, index: int) -> Path:
 def all_over(rundir: RunDir) -> bool:
     """Whether nothing more will run: of this chain, or of the sweep it belongs to."""
     sweep = (rundir.chain() or {}).get("sweep")
-    return not sweep or all(_is_over(member.rundir) for member in members(sweep))
-
-
-def _is_over(rundir: RunDir) -> bool:
-    return rundir.done() is not None or rundir.halted() is not None or nothing_follows(rundir)
+    return not sweep or all(may_be_over(member.rundir) for member in members(sweep))
 
 
 def arrays_of(root: str | os.PathLike[str]) -> list[str]:

@@ -19,7 +19,7 @@ from .claim import (
     claimed,
     create,
     put_back,
-    refuse_if_held_here,
+    refuse_if_held,
     refuse_live_jobs,
     unanswered,
 )
@@ -84,8 +84,7 @@ def refuse_if_at_work(root: Path, chosen: Sequence[SweepMember] | None = None) -
         _write(root, {**record, "jobs": [*arrays, *unknown]})  # what is known can be stopped
     if unknown:
         raise RootError(root, unanswered(root, unknown))
-    for member in chosen:
-        refuse_if_held_here(member.rundir)
+    refuse_if_held([member.rundir for member in chosen])
 
 
 def resume_members(root: Path, names: Collection[str] | None = None) -> tuple[str, list[str]]:

@@ -293,7 +293,9 @@ class TaskLink:
     def _judge(self, ended: Ended, work: Work) -> Verdict:
         if ended.code != EXIT_COMPLETE or self._noticed is not None:
             self._look()
-        verdict = judge(self._rundir, self._generation, ended.code, self._seen)
+        # Heard by the command itself, which may have left for it, however long that took.
+        told = "SIGTERM" in self._asked and not work.returns
+        verdict = judge(self._rundir, self._generation, ended.code, self._seen, told=told)
         if ended.error is not None and not ended.by_link_end:
             return replace(verdict, reason=f"{type(ended.error).__name__}: {ended.error}")
         if verdict.cause in _BY_A_SIGNAL and self._asked - {"SIGTERM", "second SIGTERM"}:

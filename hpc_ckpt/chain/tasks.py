@@ -393,11 +393,13 @@ def _requeue_patiently(
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """What submitit asked for in vain, while this allocation lasts: it has written the rest."""
-    end = clock() + AWAY_PATIENCE_S
+    end, backend = clock() + AWAY_PATIENCE_S, SlurmBackend(os.environ, run=run)
     while True:
         try:
+            if backend.asked().cause is Cause.CANCELLED:
+                raise SchedulerError(["scontrol"], 1, "the job was cancelled")  # noqa: TRY301 - as a refusal
             if not slurm.requeue(job, run):
-                SlurmBackend(os.environ, run=run).see_that_it_begins()
+                backend.see_that_it_begins()
         except SchedulerError as error:
             if not slurm.is_away(error) or clock() >= end:
                 said = f"the work is saved, but {error.stderr.strip()}"

@@ -17,7 +17,7 @@ from ..events import Event
 from ..lease import Holder
 from ..rundir import Done, Result, RunDir
 from . import evidence
-from .backend import Backend, Cause
+from .backend import Backend, Cause, JobRecord
 from .evidence import Finding
 
 _NOT_ITS_FAULT = frozenset(
@@ -55,6 +55,8 @@ class Verdict:
     by_code: bool = False
     """No outcome file: the program keeps its own restart files, and its word is all there is."""
     evidence: tuple[str, ...] = ()
+    ended: float | None = None
+    """When its job was over, as far as the scheduler told; unix seconds."""
 
     def progress(self, step_from: int, step_to: int) -> bool | None:
         """Whether it got anywhere; None if it did not, but that was not its fault."""
@@ -95,11 +97,18 @@ def _size(path: Path) -> int:
 
 
 def judge(
-    rundir: RunDir, generation: int, code: int, seen: Finding | None, logs: Logs | None = None
+    rundir: RunDir,
+    generation: int,
+    code: int,
+    seen: Finding | None,
+    logs: Logs | None = None,
+    *,
+    told: bool = False,
 ) -> Verdict:
     """The outcome file decides; the exit code only where there is none.
 
-    `seen` is what the scheduler said when it began to end the link.
+    `seen` is what the scheduler said when it began to end the link; `told` is that the program was
+    told to end by a signal, whether or not anybody said why.
     """
     newest = lease.highest(rundir)
     if newest > generation:
@@ -107,14 +116,14 @@ def judge(
     texts = [] if logs is None else list(logs.texts())
     # A command that returned 0 did without the steps of its own that were ended.
     steps = code != EXIT_COMPLETE
-    told = [finding for text in texts for finding in evidence.in_log(text, 0.0, steps=steps)]
-    told += evidence.by_srun(texts[-1]) if texts else []
-    seen_all = [*([seen] if seen is not None else []), *told]
+    written = [finding for text in texts for finding in evidence.in_log(text, 0.0, steps=steps)]
+    written += evidence.by_srun(texts[-1]) if texts else []
+    seen_all = [*([seen] if seen is not None else []), *written]
     halted = None if rundir.halted() is None else Cause.HALTED
     cause = evidence.strongest(seen_all) or halted
     # A warning alone has ended nothing: what returned 0 after it came to its own end.
     ended = evidence.strongest(finding for finding in seen_all if not finding.warning) or halted
-    verdict = _judge(rundir, generation, code, cause, ended)
+    verdict = _judge(rundir, generation, code, cause, ended or (Cause.STOPPED if told else None))
     short = [found for text in texts if (found := evidence.out_of_memory(text)) is not None]
     if verdict.result is Result.FAILED and short:
         seen_all += short
@@ -183,7 +192,8 @@ def _ended_anyway(rundir: RunDir, generation: int, by: Cause | None) -> Verdict 
     if by is not None and by in _ENDED_BY_SLURM:
         reason = f"the command returned 0, but it was ended: {by.value}"
         return Verdict(Result.FAILED, by, reason)
-    if by is Cause.HALTED and rundir.notice(generation) is not None:
+    noticed = rundir.notice(generation) is not None
+    if by is Cause.STOPPED or (by is Cause.HALTED and noticed):
         reason = "exit code 0 once it was asked to stop, which says nothing of the work"
         return Verdict(Result.SAVED, by, reason, by_code=True)
     return None
@@ -226,7 +236,8 @@ def explain(rundir: RunDir, generation: int, backend: Backend, batch: Path) -> V
     texts = [evidence.tail(path) for path in (batch, rundir.log_file(generation))]
     noticed = _noticed(records)
     in_logs = [finding for text in texts for finding in evidence.in_log(text, since)]
-    findings = [*noticed, *_by_scheduler(backend, holder), *in_logs]
+    record = backend.explain(holder)
+    findings = [*noticed, *_by_scheduler(record), *in_logs]
     cause = evidence.strongest(findings)
     said = [finding.said for finding in findings if finding.said]
     of_the_job = any(evidence.in_log(text, since, steps=False) for text in texts)
@@ -236,7 +247,7 @@ def explain(rundir: RunDir, generation: int, backend: Backend, batch: Path) -> V
         said.append("put back into the queue without a signal to its job: its node failed")
     return Verdict(
         Result.FAILED, cause or Cause.LOST, "it left no record of its end",
-        evidence=tuple(dict.fromkeys(said)),
+        evidence=tuple(dict.fromkeys(said)), ended=record.end,
     )  # fmt: skip
 
 
@@ -251,6 +262,5 @@ def _noticed(records: Iterable[dict[str, object]]) -> list[Finding]:
     return found[::-1]
 
 
-def _by_scheduler(backend: Backend, holder: Holder) -> list[Finding]:
-    record = backend.explain(holder)
+def _by_scheduler(record: JobRecord) -> list[Finding]:
     return [Finding(record.cause, record.said, record.certain)] if record.said else []

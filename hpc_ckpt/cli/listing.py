@@ -7,7 +7,6 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ..format.verify import verify as verify_directory
 from ..levels.restarts import Restarts
 from ..rundir import MANIFEST_NAME, CheckpointKey, RunDir
 from ..units import format_size
+from .plaintext import moment, shown
 
 PINNED = "pinned"
 Listed = tuple[str, "Manifest | None", str]
@@ -42,9 +42,8 @@ def list_checkpoints(root: Path, *, as_json: bool) -> None:
 
 def _show_restarts(restarts: Sequence[Mapping[str, Any]]) -> None:
     for one in restarts:
-        saved = datetime.fromtimestamp(one["wall_time"]).astimezone().isoformat(" ", "seconds")
-        size = format_size(one["bytes"])
-        print(f"{one['restart']}  {one['level']}  {saved}  {size}  {one['reason']}")
+        saved, size = moment(one["wall_time"]), format_size(one["bytes"])
+        print(shown(f"{one['restart']}  {one['level']}  {saved}  {size}  {one['reason']}"))
 
 
 def describe_checkpoints(root: Path) -> None:
@@ -53,15 +52,14 @@ def describe_checkpoints(root: Path) -> None:
     if not rows:
         print(f"no checkpoints in {root}")
     for name, manifest, remark in rows:
-        print(f"{name}{f'  {remark}' if remark else ''}")
+        print(shown(f"{name}{f'  {remark}' if remark else ''}"))
         if manifest is not None:
             for label, text in _told(manifest):
-                print(f"    {label:12}{text}")
+                print(f"    {label:12}{shown(text)}")
 
 
 def _told(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    saved = datetime.fromtimestamp(manifest.wall_time).astimezone().isoformat(" ", "seconds")
-    yield "saved", f"{saved}, {manifest.reason}"
+    yield "saved", f"{moment(manifest.wall_time)}, {manifest.reason}"
     yield "position", f"step {manifest.step}, epoch {manifest.epoch}"
     if manifest.metrics:
         yield "metrics", ", ".join(f"{k} {v:.6g}" for k, v in manifest.metrics.items())
@@ -149,7 +147,7 @@ def verify_checkpoints(target: Path, *, as_json: bool) -> int:
         for name, defects in found.items():
             print(f"{'ok      ' if not defects else 'DEFECTS '}{Path(name).name}")
             for defect in defects:
-                print(f"        {defect}")
+                print(f"        {shown(str(defect))}")
     return EXIT_FAILED if any(found.values()) else EXIT_COMPLETE
 
 

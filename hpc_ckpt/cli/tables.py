@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from ..chain.ledger import ChainStatus, LinkSummary, NextJob, State
 from ..units import format_duration, format_size
+from .plaintext import moment, shown
 
 if TYPE_CHECKING:  # at run time `status` would pay for pydantic and hashing
     from ..chain.layers import Row
@@ -32,8 +32,11 @@ _STATE_STYLE = {
 
 
 def console() -> Console:
-    """Wide where nobody looks at it: a file or a pipe must get whole lines."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    """Wide where nobody looks at it: a file or a pipe must get whole lines.
+
+    Brackets are what people wrote, never markup: `[gpu, low]` would be gone.
+    """
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200)
 
 
 def chain_table(status: ChainStatus) -> Table:
@@ -171,14 +174,14 @@ def checkpoint_table(rows: Iterable[tuple[str, Manifest | None, str]]) -> Table:
 
 def _checkpoint_row(name: str, manifest: Manifest | None, remark: str) -> list[RenderableType]:
     if manifest is None:
-        return [name, "", "", "", Text(remark, "red"), ""]
+        return [name, "", "", "", Text(shown(remark), "red"), ""]
     return [
         name,
         str(manifest.epoch),
         _moment(manifest.wall_time),
         format_size(sum(shard.size for shard in manifest.shards)),
-        f"{manifest.reason}{' · ' + remark if remark else ''}",
-        ", ".join(f"{key} {value:.4g}" for key, value in manifest.metrics.items()),
+        shown(f"{manifest.reason}{' · ' + remark if remark else ''}"),
+        shown(", ".join(f"{key} {value:.4g}" for key, value in manifest.metrics.items())),
     ]
 
 
@@ -197,9 +200,5 @@ def short(seconds: float) -> str:
 
 
 def _moment(unix_s: float) -> str:
-    try:
-        moment = datetime.fromtimestamp(unix_s)
-    except (ValueError, OverflowError, OSError):  # beyond the calendar
-        return f"{unix_s:g}"
     recent = time.time() - unix_s < 86400
-    return f"{moment:%H:%M:%S}" if recent else f"{moment:%Y-%m-%d %H:%M}"
+    return moment(unix_s, "%H:%M:%S" if recent else "%Y-%m-%d %H:%M")

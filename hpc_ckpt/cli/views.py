@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -14,9 +13,11 @@ from rich.text import Text
 
 from ..chain.history import ChainEvent, History, LinkHistory
 from ..chain.ledger import ChainStatus
+from .plaintext import moment
 from .tables import chain_table, short, status_head, totals
 
 BAR_WIDTH = 40
+SHORT = "%m-%d %H:%M:%S"
 
 
 # ── history ───────────────────────────────────────────────────────────────────────────────
@@ -41,7 +42,7 @@ def _links(links: tuple[LinkHistory, ...]) -> Table:
     for link in links:
         table.add_row(
             str(link.generation),
-            moment(link.started),
+            moment(link.started, SHORT),
             "" if link.wait_s is None else short(link.wait_s),
             f"{link.step_from} → {link.step_to}",
             str(link.lost_steps),
@@ -61,15 +62,8 @@ def _why(link: LinkHistory) -> str:
 
 def _event(event: ChainEvent) -> Text:
     told = ", ".join(f"{key} {value}" for key, value in event.fields.items() if value is not None)
-    text = f"{moment(event.time)}  link {event.generation}  {event.event.replace('_', ' ')}"
+    text = f"{moment(event.time, SHORT)}  link {event.generation}  {event.event.replace('_', ' ')}"
     return Text(f"{text}: {told}" if told else text)
-
-
-def moment(unix_s: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(unix_s):%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):  # beyond the calendar
-        return f"{unix_s:g}"
 
 
 # ── a chain at work ───────────────────────────────────────────────────────────────────────

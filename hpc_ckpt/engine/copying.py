@@ -178,7 +178,8 @@ def buffer_for(size: int, *, pinned: bool) -> memoryview:
     if not pinned:
         return memoryview(fsio.allocate(size))
     whole = max(fsio.round_up(size), fsio.PAGE)
-    raw = torch.empty(whole + fsio.PAGE, dtype=torch.uint8, pin_memory=True)
+    # On the CPU whatever the program's default device is; only its memory can be pinned.
+    raw = torch.empty(whole + fsio.PAGE, dtype=torch.uint8, device="cpu", pin_memory=True)
     skip = -raw.data_ptr() % fsio.PAGE
     aligned: Any = raw[skip : skip + whole].numpy()
     return memoryview(aligned)

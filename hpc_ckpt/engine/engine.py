@@ -76,6 +76,7 @@ class Engine:
             arrived=self._stands,
             after=self._tidier.tidy,
             lacking=partial(lacking, keep=publisher.keep) if publisher.keep.lasting else None,
+            damaged=self._distrust,
             pace=lambda: Pace(BACKGROUND_RATE),
         )
         self.destination = Destination(publisher.stack, self._under_way, self._drainer)
@@ -305,8 +306,7 @@ class Engine:
             committed = self._commit_somewhere(order)
         except BrokenOff as error:  # it hung, and its step was saved again
             self._end(order)
-            self._failures.skip(order, error)
-            return
+            return self._failures.skip(order, error)
         except Exception as error:  # noqa: BLE001 - whatever broke, training goes on
             self._end(order)
             self._tidier.sweep_again(order.tier)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Callable
 
 from ..errors import Fenced, one_line
@@ -51,6 +52,7 @@ class Failures:
             self._untold = (pending, error)
             self.at_s = time.time()
         log.warning("save of step %s failed: %s", pending.step, one_line(error))
+        _forget_locals(error)
         pending.fail(error)
 
     def drop(self, order: Order, error: Exception) -> None:
@@ -66,3 +68,11 @@ class Failures:
         step = order.about.step
         self._events.emit(Event.SAVE_SKIPPED, flush=False, step=step, reason=str(error))
         order.pending.fail(error)
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Whoever keeps the error would keep the buffer of its save, which is as large as the state."""
+    chained: BaseException | None = error
+    while chained is not None:
+        traceback.clear_frames(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__

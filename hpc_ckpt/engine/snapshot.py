@@ -29,7 +29,7 @@ SLOTS = 2
 """One is written while the other takes the next snapshot; more only beside saves that hang."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Snapshot:
     """One rank's state as it will lie on disk. Valid until release()."""
 
@@ -40,8 +40,7 @@ class Snapshot:
     images: tuple[memoryview, ...]
     steady: tuple[bool, ...]
     """For each image: it holds leaves that are expected not to have changed."""
-    release: Callable[[], None]
-    """Gives the buffer back; called once, when the images are not needed any more."""
+    give_back: Callable[[], None]
     digests: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Of the chunks of an image, by its number, where they are known already."""
     learn: Callable[[int, tuple[str, ...]], None] = lambda number, digests: None
@@ -51,6 +50,19 @@ class Snapshot:
     @property
     def size(self) -> int:
         return sum(layout.size for layout in self.layouts)
+
+    def release(self) -> None:
+        """Gives the buffer back; called once, when the images are not needed any more.
+
+        What follows a commit, or an error that nobody has been told, keeps this record for long: it
+        must not keep a buffer, which is as large as the state.
+        """
+        give_back, self.give_back, self.images = self.give_back, _nothing, ()
+        give_back()
+
+
+def _nothing() -> None:
+    pass
 
 
 def check(state: object) -> int:
@@ -324,7 +336,7 @@ class Camera:
             layouts=plan.layouts,
             images=slot.images,
             steady=plan.steady,
-            release=lambda: _release(slot),
+            give_back=lambda: _release(slot),
             digests=dict(slot.digests),
             learn=slot.digests.__setitem__,
         )

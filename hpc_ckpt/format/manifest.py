@@ -27,7 +27,7 @@ CHUNK = 16 * 1024**2
 CHUNK_STEP = 4096
 CHUNK_CAP = 1024**3
 MANIFEST_CAP = 1024**3
-"""No manifest is larger; a reader allocates no more for one."""
+"""No manifest is larger. Parsed, one takes some thirty times its bytes at the worst."""
 
 _COUNT_CAP = 2**63 - 1
 _DIGEST = re.compile(r"[0-9a-f]{32}")

@@ -35,13 +35,14 @@ from .base import (
     Work,
 )
 from .collecting import ASIDE, Beginning, Collector, put_all_back
-from .evidence import Evidence, stamp
+from .evidence import CANNOT_RUN, Evidence, stamp
 from .ingredients import Edit, Rewrite, Test
 from .invocation import Invocation
 from .knowable import why_not_known
 from .program import Program
 from .recipe import Recipe
-from .values import Values, times_left
+from .remaining import is_told, steps_left, why_untold
+from .values import Limit, Values, times_left
 
 log = logging.getLogger("hpc_ckpt.steward")
 
@@ -52,8 +53,6 @@ RESERVE_S = 1.0
 """Of the time for a last save, for copying what is there."""
 WATCH_S = 2.0
 """A program that does not take its restart file ends within about this long."""
-CANNOT_RUN = (126, 127)
-"""As a shell says that there is no such program, or that it is none: no file of it is to blame."""
 COLLECT_S = 5.0
 """For a last save of a program that is asked nothing."""
 
@@ -70,6 +69,7 @@ class Application:
         self._asked: Mapping[str, Any] | None = None
         self._asked_file: Path | None = None
         self._asked_to_stop = False
+        self._limit = Limit()
         self._untold = False
         """It was to be asked by a signal, and nobody was there to hear it."""
         self._tried_in_place = False
@@ -98,7 +98,8 @@ class Application:
         why = recipe.why_not_one(call, work) or recipe.why_refused(call, work, outputs)
         if why is not None:
             return why
-        return why_not_known(recipe, values) or recipe.why_not_again(call, work)
+        why = why_not_known(recipe, values) or recipe.why_not_again(call, work)
+        return why or why_untold(recipe, values, Evidence(values, work), work)
 
     # ── beginning ─────────────────────────────────────────────────────────────────────────
     def first(self, work: Work) -> Start:
@@ -155,7 +156,7 @@ class Application:
         return call
 
     def _start(self, work: Work, call: Invocation, edit: Edit, more: Mapping[str, str]) -> Start:
-        known = {**more, **self._limits(work), **self._steps_left(more)}
+        known = {**more, **self._limits(work), **self._steps_left(edit, more)}
         for text in edit.keep:
             path = self._values.path(text, known)
             if path is not None and path.is_file():
@@ -163,6 +164,7 @@ class Application:
         for rewrite in edit.write:
             self._rewrite(rewrite, known)
         argv = self._edited(call, edit, known)
+        self._limit = Limit.told(edit, known)
         log.info("runs: %s", " ".join(argv))
         return Start(argv=argv, cwd=work.cwd, environ=work.environ)
 
@@ -172,16 +174,12 @@ class Application:
         lead_s = request.lead_s / 2 if request.asks else request.lead_s
         return times_left(work, lead_s + work.store_s, request.limit_share)
 
-    def _steps_left(self, more: Mapping[str, str]) -> dict[str, str]:
-        """For a program that counts its steps anew in each link; at least one."""
-        progress = self._recipe.progress
-        if progress is None or progress.total is None or "restart" not in more:
+    def _steps_left(self, edit: Edit, more: Mapping[str, str]) -> dict[str, str]:
+        if "restart" not in more or not is_told(edit):
             return {}
-        total = self._evidence.number(progress.total)
-        done = self._evidence.number(progress, self._work.cwd / more["restart"])
-        if total is None or done is None:
-            return {}
-        return {"steps_left": str(max(total - done, 1))}
+        restart = self._work.cwd / more["restart"]
+        left = steps_left(self._recipe, self._values, self._evidence, restart)
+        return {} if left is None else {"steps_left": str(left)}
 
     def _edited(self, call: Invocation, edit: Edit, known: Mapping[str, str]) -> tuple[str, ...]:
         if edit.command is not None:
@@ -194,11 +192,13 @@ class Application:
             words = self._values.line(text, known)
             if words is not None:
                 call = call.with_option(words)
-        for text in edit.append:
-            words = self._values.line(text, known)
-            if words is not None:
-                call = call.with_words(words)
-        return call.argv()
+        call = call.with_words(self._lines(edit.append, known))
+        return call.with_first(self._lines(edit.prepend, known)).argv()
+
+    def _lines(self, texts: Sequence[str], known: Mapping[str, str]) -> list[str]:
+        """The words of those of which every name is known."""
+        lines = (self._values.line(text, known) for text in texts)
+        return [word for line in lines if line is not None for word in line]
 
     def _rewrite(self, rewrite: Rewrite, known: Mapping[str, str]) -> None:
         source = self._values.path(rewrite.source, known)
@@ -356,13 +356,14 @@ class Application:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
-        """Code 0 of a program that was asked to end says only that it did."""
+        """Code 0 of a program that was asked to end, or told when, says only that it did."""
         tests = self._recipe.complete
         shown = [test for test in tests if not _is_code(test)]
         if any(self._evidence.complete(test, code, self._before) for test in shown):
             return True
         by_code = code == EXIT_COMPLETE and len(shown) < len(tests)
-        return None if by_code and not self._asked_to_stop else False
+        stopped = self._asked_to_stop or self._limit.may_have_ended_it()
+        return None if by_code and not stopped else False
 
     def _final_stamps(self) -> dict[str, Sequence[int]]:
         """Of the files that will show the end, as they were before anything ran."""
@@ -404,6 +405,5 @@ def _lead(recipe: Recipe) -> float:
     request = recipe.save
     if request.asks:
         return request.lead_s
-    lines = (*recipe.first.set, *recipe.first.append, *recipe.resume.set, *recipe.resume.append)
-    limited = any("_left}" in line for line in lines)
+    limited = recipe.first.tells_the_time or recipe.resume.tells_the_time
     return request.lead_s / 2 if limited else min(request.lead_s, COLLECT_S)

@@ -38,6 +38,9 @@ class Work:
     """A directory of this link for sockets, port files and the like."""
     kept: Path | None = None
     """A directory of the chain for what a program writes over more than one link."""
+    noted: Path | None = None
+    """That of its restarts, for what must be known as long as they are there: whoever removes it
+    begins anew."""
     log: Path | None = None
     """What the program prints is there a moment later."""
     store_s: float = 0.0

@@ -56,7 +56,7 @@ class Beginning:
 
     def __init__(self, name: str, work: Work) -> None:
         mark = hashlib.sha256("\0".join(work.argv).encode("utf-8", "surrogateescape")).hexdigest()
-        self._path = None if work.kept is None else work.kept / f"begun-{name}-{mark[:12]}.json"
+        self._path = None if work.noted is None else work.noted / f"begun-{name}-{mark[:12]}.json"
         self.restarts: dict[str, Sequence[int]] = {}
         self.results: dict[str, Sequence[int]] = {}
         self._tried: dict[str, int] = {}
@@ -82,6 +82,7 @@ class Beginning:
         if self._path is None:
             return
         try:
+            fsio.make_directory(self._path.parent)
             fsio.write_atomic(self._path, json.dumps(record).encode())
         except OSError as error:
             log.warning("cannot note what was there before: %s: %s", self._path, error)
@@ -281,7 +282,7 @@ class Collector:
         for path in sorted(now, key=lambda path: now[path][1], reverse=True):
             if now[path][1] <= saved:
                 return None
-            if self._evidence.insane(sane, Path(path)) is None and self._is_further(path, facts):
+            if self._evidence.is_whole(sane, Path(path)) and self._is_further(path, facts):
                 return self._shown(Path(path))
         return None
 

@@ -94,8 +94,7 @@ class Criu:
         self._namespace = False
         self._taken: str | None = None
         """Why no restart can be gone on from on this node."""
-        self._taken_away: Path | None = None
-        """Where that is kept which a restart has taken from the program's files."""
+        self._taken_away = rollback.TakenAway()
         self._root: int | None = None
         self._tcp = Tcp.NONE
         self._step = 0
@@ -157,7 +156,7 @@ class Criu:
                 "here: CRIU must run with the privileges that it had when it saved"
             )
         found = rollback.read(restart)
-        self._roll_back(restart, found, (work.kept or self._scratch) / _TAKEN_AWAY)
+        self._taken_away.roll_back(restart, found, (work.kept or self._scratch) / _TAKEN_AWAY)
         for path in rollback.grown(found):
             log.warning("%s has grown since the save, and was not open then: not cut back", path)
         self._output = Path(facts["output"])
@@ -185,36 +184,8 @@ class Criu:
                 self._taken = f"criu restore: {why}"
                 raise NotHere(self._taken)
             raise ResumeFailed(f"criu restore: {why}")
-        self._forget()
+        self._taken_away.forget()
         self._used_s = program.processor_s()
-
-    def _roll_back(self, restart: Path, found: Mapping[str, Any], kept: Path) -> None:
-        self._taken_away = kept
-        try:
-            before = rollback.undo(kept)  # of a restart that did not work, or was killed
-        except OSError as error:
-            raise ResumeFailed(f"{kept}: could not be put back: {error}") from error
-        for told in (*before, *rollback.roll_back(restart, found, kept)):
-            log.info("%s", told)
-
-    def _forget(self) -> None:
-        if self._taken_away is not None:
-            try:
-                rollback.forget(self._taken_away)
-            except OSError as error:  # or the next link would put it back, over what comes now
-                raise ResumeFailed(f"{self._taken_away}: {error.strerror}") from error
-            self._taken_away = None
-
-    def _put_back(self) -> None:
-        """No restart has worked: the next link finds the files that this one has found."""
-        kept, self._taken_away = self._taken_away, None
-        if kept is None:
-            return
-        try:
-            for told in rollback.undo(kept):
-                log.info("%s", told)
-        except OSError as error:
-            log.warning("%s: put back by the next link: %s", kept, error)
 
     def _wait_ready(self, program: Program, until: float) -> int | None:
         """The id of the program, as its keeper sees it; None: it does not run."""
@@ -281,6 +252,9 @@ class Criu:
             raise NothingNew("the program has ended")  # while it was being saved
         if code != 0:
             raise _refused(self._dump_log, code)
+        with contextlib.suppress(ResumeFailed):  # said where it is resumed
+            for told in openfiles.warnings(rollback.read(into)):
+                log.warning("%s", told)
         self._dumped = (time.monotonic() - self._began, self._memory)
         if moment.last:
             self._end(program)
@@ -321,7 +295,7 @@ class Criu:
         if self._asked is not None and self._asked.poll() is None:
             self._asked.kill()
             self._asked.wait()
-        self._put_back()
+        self._taken_away.put_back()
         if self._made is not None:
             shutil.rmtree(self._made, ignore_errors=True)
             self._made = None

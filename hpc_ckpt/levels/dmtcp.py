@@ -8,11 +8,9 @@ program (space is looked at before), and exit code 0 may also mean that it was t
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,6 +20,7 @@ from typing import Any
 
 from .. import fsio
 from ..preflight import check_storage
+from . import rollback
 from .base import (
     Kind,
     Moment,
@@ -30,16 +29,17 @@ from .base import (
     NotNow,
     ResumeFailed,
     Saved,
-    SaveFailed,
     Start,
     StartFailed,
     StillSaving,
     Work,
 )
 from .binaries import deaf_to_preload, executables, find, launcher_in
+from .dmtcp_checkpoint import Checkpoint, said_of
 from .dmtcp_control import under_control, until_finished
 from .dmtcp_coordinator import Coordinator
-from .dmtcp_images import check_images, images_in, move_up, sizes_written, warn_of_gaps
+from .dmtcp_files import WrittenFiles
+from .dmtcp_images import check_images, move_up, warn_of_gaps
 from .dmtcp_tool import (
     ASSERTED,
     DmtcpTool,
@@ -52,6 +52,7 @@ from .dmtcp_tool import (
 )
 from .dmtcp_window import Window
 from .footprint import image_bytes, processor_features
+from .openfiles import RECORD
 from .program import Program
 
 log = logging.getLogger("hpc_ckpt.steward")
@@ -60,20 +61,16 @@ LEAD_S = 30.0
 LEAD_LEAST_S = 2.0
 EARLY_S = 30.0
 """A crash this soon after a launch is more likely DMTCP's than the program's."""
-BUSY_S = 10.0
-"""As long "not in running state" is asked again: a process may just be starting."""
-DEATH_S = 3.0
 STRAY_S = 5.0
 """An end this soon after a checkpoint of somebody else is taken to be his doing too."""
 LOOK_EVERY_S = 0.1
 SPACE_FACTOR = 1.1
-_LATE = b"the checkpoint was not over in time"
-_BUSY = b"not in running state"
 _CRASHES = tuple(
     -number
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSYS)
 )
 _IMAGES = "images"
+_TAKEN_AWAY = "dmtcp-taken-away"
 
 
 @dataclass(frozen=True)
@@ -86,22 +83,6 @@ class _Attempt:
     def close(self) -> None:
         self.coordinator.close()
         self.window.close()
-
-
-@dataclass
-class _Save:
-    """A save under way."""
-
-    command: subprocess.Popen[bytes]
-    place: Path
-    step: int
-    written: dict[str, int]
-    """Files the program has open for writing, and how long each is at least."""
-    began: float
-    used_s: float
-    """Processor time of the tree at that moment."""
-    need: int
-    """Bytes, about."""
 
 
 class Dmtcp:
@@ -121,7 +102,8 @@ class Dmtcp:
         """Processor time of the tree in this attempt that was DMTCP's: restart, saves."""
         self._began = 0.0
         self._fresh: list[str] = []
-        self._save: _Save | None = None
+        self._save: Checkpoint | None = None
+        self._taken_away = rollback.TakenAway()
 
     # ── before ────────────────────────────────────────────────────────────────────────────
     def probe(self, work: Work) -> str | None:
@@ -149,6 +131,7 @@ class Dmtcp:
             attempt = self._begin(work, Window())
         except NoTool as error:
             raise StartFailed(str(error)) from error
+        rollback.forget(self._scratch_of(work, kept=True) / _TAKEN_AWAY)
         self._base = 0
         coordinator = attempt.coordinator
         argv = tool.launch(
@@ -165,9 +148,12 @@ class Dmtcp:
             raise ResumeFailed(str(error)) from error
         if facts.get("dmtcp") != tool.version:
             log.warning("saved by DMTCP %s, this is %s", facts.get("dmtcp"), tool.version)
-        warn_of_gaps(facts.get("written", {}))
         self._drop()
         attempt = self._begin(work, Window(str(facts.get("window"))))
+        found = rollback.read(restart) if (restart / RECORD).exists() else {"files": []}
+        kept = self._scratch_of(work, kept=True) / _TAKEN_AWAY
+        self._taken_away.roll_back(restart, found, kept)
+        warn_of_gaps(facts.get("written", {}))
         variables = env_file_text(work.environ, facts.get("environment", ()))
         attempt.window.show(sorted(restart.iterdir()), variables)
         self._base = int(facts.get("step", 0))
@@ -199,11 +185,7 @@ class Dmtcp:
 
     def _begin(self, work: Work, window: Window) -> _Attempt:
         self._drop()  # that of a restart that did not work
-        scratch = work.scratch
-        if scratch is None:
-            self._own_scratch = self._own_scratch or tempfile.TemporaryDirectory(prefix="hpc-ckpt-")
-            scratch = Path(self._own_scratch.name)
-        place = scratch / f"dmtcp-{fsio.unique_suffix()}"
+        place = self._scratch_of(work) / f"dmtcp-{fsio.unique_suffix()}"
         try:
             coordinator = Coordinator(self._found(work), place, work.environ)
         except BaseException:  # the window is given back, then raised again
@@ -211,6 +193,14 @@ class Dmtcp:
             raise
         self._attempt = _Attempt(coordinator, window)
         return self._attempt
+
+    def _scratch_of(self, work: Work, *, kept: bool = False) -> Path:
+        """`kept`: for the next link too, where there is such a directory."""
+        found = (work.kept if kept else None) or work.scratch
+        if found is not None:
+            return found
+        self._own_scratch = self._own_scratch or tempfile.TemporaryDirectory(prefix="hpc-ckpt-")
+        return Path(self._own_scratch.name)
 
     def _drop(self) -> None:
         if self._attempt is not None:
@@ -228,10 +218,12 @@ class Dmtcp:
             code = program.poll()
             if code is not None:
                 if code < 0 or code in (1, ASSERTED) or not coordinator.has_seen_a_client():
-                    raise ResumeFailed(f"dmtcp_restart ended with {_said(code)}")
+                    raise ResumeFailed(f"dmtcp_restart ended with {said_of(code)}")
+                self._taken_away.forget()
                 return  # it had little left to do
             status = coordinator.status()
             if status is not None and status.running and status.peers > 0:
+                self._taken_away.forget()
                 self._own_s = program.processor_s()
                 return
             if time.monotonic() >= until:
@@ -245,18 +237,19 @@ class Dmtcp:
         if program.poll() is not None:
             raise NothingNew("the program has ended")
         pids = self._under_control(program, moment)
-        need = int(SPACE_FACTOR * sum(map(image_bytes, pids)))
-        self._check_space(into, need, len(pids))
         attempt = self._now()
         own = (attempt.window.place, attempt.coordinator.temporary)
-        written = sizes_written(pids, own)
         place = into / _IMAGES
+        files = WrittenFiles(program, place, into, own)
+        need = int(SPACE_FACTOR * sum(map(image_bytes, pids))) + files.size
+        self._check_space(into, need, len(pids))
         place.mkdir(parents=True, exist_ok=True)
         attempt.window.point(place)
         used_s = program.processor_s()
         step = self._base + math.ceil(max(0.0, used_s - self._own_s))
-        command = attempt.coordinator.checkpoint()
-        self._save = _Save(command, place, step, written, began, used_s, need)
+        coordinator = attempt.coordinator
+        command = coordinator.checkpoint()
+        self._save = Checkpoint(coordinator, command, place, step, files, began, used_s, need)
 
     def wait(self, program: Program, into: Path, moment: Moment) -> Saved:
         save, self._save = self._save, None
@@ -264,8 +257,7 @@ class Dmtcp:
             raise NothingNew("no save was asked for")
         window = self._now().window
         try:
-            self._until_over(save, program, moment)
-            self._until_written(save, program, moment)
+            save.until_whole(program, moment)
         except StillSaving:
             window.unfinished = save.place  # or DMTCP would end the program with code 99
             raise
@@ -280,59 +272,13 @@ class Dmtcp:
             "step": save.step,
             "window": str(window.place),
             "images": names,
-            "written": save.written,
+            "written": {path: one.size for path, one in save.files.before.items()},
             "dmtcp": None if self._tool is None else self._tool.version,
             "processor": processor_features(),
             "environment": self._fresh,
             "seconds": round(time.monotonic() - save.began, 3),
         }
         return Saved(step=save.step, facts=facts)
-
-    def _until_over(self, save: _Save, program: Program, moment: Moment) -> None:
-        while True:
-            code, said = self._answer(save.command, moment.until)
-            if code == 0:
-                return
-            busy = _BUSY in said and time.monotonic() < min(moment.until, save.began + BUSY_S)
-            if not busy or program.poll() is not None:
-                break
-            time.sleep(LOOK_EVERY_S)
-            save.command = self._now().coordinator.checkpoint()
-        text = said.decode(errors="replace").strip().partition("\n")[0]
-        ended = program.wait(time.monotonic() + DEATH_S)
-        _check_end(ended)
-        if said == _LATE and ended is None:
-            raise _unfinished(f"dmtcp_command -bc: {text}, and is still being made")
-        fate = "the program goes on" if ended is None else f"the program died ({_said(ended)})"
-        why = f"dmtcp_command -bc: {text or _said(code)}; {fate}"
-        raise SaveFailed(why) if ended is None else _died(why, save)
-
-    def _until_written(self, save: _Save, program: Program, moment: Moment) -> None:
-        """Release 4.1 answers before the images are there."""
-        coordinator = self._now().coordinator
-        while True:
-            names = images_in(save.place)
-            status = coordinator.status() if names else None
-            if status is not None and status.running:
-                return
-            code = program.poll()
-            if code is not None:
-                _check_end(code)
-                why = f"the program died ({_said(code)}) before its images were there"
-                raise _died(why, save)
-            if time.monotonic() >= moment.until:
-                why = "dmtcp_command -bc: code 0, but the images were not there in time"
-                raise _unfinished(why)
-            time.sleep(LOOK_EVERY_S)
-
-    def _answer(self, command: subprocess.Popen[bytes], until: float) -> tuple[int, bytes]:
-        try:
-            _, said = command.communicate(timeout=max(until - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            command.kill()
-            command.communicate()
-            return -int(signal.SIGKILL), _LATE
-        return command.returncode, said
 
     def _under_control(self, program: Program, moment: Moment) -> list[int]:
         attempt = self._now()
@@ -368,11 +314,12 @@ class Dmtcp:
             return "an assertion of DMTCP failed (code 99), its message is in the log"
         early = time.monotonic() < self._began + EARLY_S
         if early and code in _CRASHES and self._base == 0:
-            return f"the program crashed under it soon after its launch ({_said(code)})"
+            return f"the program crashed under it soon after its launch ({said_of(code)})"
         return None
 
     def close(self) -> None:
         self._drop()
+        self._taken_away.put_back()
         if self._own_scratch is not None:
             self._own_scratch.cleanup()
             self._own_scratch = None
@@ -387,30 +334,3 @@ def _beyond(work: Work) -> str | None:
         return f"{launcher} starts processes elsewhere; see docs/guides/dmtcp.md for MPI"
     found = executables(work.argv, work.cwd, work.environ)
     return next(filter(None, map(deaf_to_preload, found)), None)
-
-
-def _unfinished(why: str) -> StillSaving:
-    """For want of time: the next save may find more of it."""
-    log.warning("not saved: %s", why)
-    return StillSaving(why)
-
-
-def _died(why: str, save: _Save) -> SaveFailed:
-    """Others may have taken the space since it was looked at, or a quota was not seen: then it
-    is not DMTCP's fault."""
-    problem = check_storage(save.place, save.need, 1)
-    if problem is None:
-        return SaveFailed(why)
-    failure = SaveFailed(f"{why}: {problem}")
-    failure.__cause__ = OSError(errno.ENOSPC, problem)
-    return failure
-
-
-def _said(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"code {code}"
-
-
-def _check_end(code: int | None) -> None:
-    """Raises NothingNew where a program has ended in a way of its own."""
-    if code is not None and code >= 0 and code != ASSERTED:
-        raise NothingNew(f"the program ended with code {code} before it could be saved")

@@ -1,18 +1,16 @@
-"""The images of DMTCP in a directory, and the files that the program in them was writing."""
+"""The images of DMTCP in a directory, and what is told of files that were cut since."""
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .base import NotHere, ResumeFailed
 from .footprint import missing_features
-from .openfiles import written_by
 
 log = logging.getLogger("hpc_ckpt.steward")
 
@@ -65,12 +63,10 @@ def move_up(place: Path, into: Path) -> list[str]:
     return names
 
 
-def sizes_written(pids: list[int], besides: tuple[Path, ...]) -> dict[str, int]:
-    """What these processes have open for writing, and how long each file is at least; without
-    what they have from this process, its output, and what lies in certain directories."""
-    own = tuple(f"{place}/" for place in besides)
-    with contextlib.suppress(OSError):  # for a warning only
-        found, ours = written_by(pids), written_by([os.getpid()])
-        sizes = {path: one.size for path, one in found.items() if path not in ours}
-        return {path: size for path, size in sizes.items() if not path.startswith(own)}
-    return {}
+def clear(place: Path) -> None:
+    """For the images of another checkpoint."""
+    for path in place.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -26,6 +26,8 @@ TAIL = 1024**2
 DEEP = 64 * TAIL
 """A number may stand above all that a long run has printed since."""
 HEAD = 256 * 1024
+CANNOT_RUN = (126, 127)
+"""As a shell says that there is no such program, or that it is none: no file of it is to blame."""
 LOG_S = 3.0
 """What a program has printed may be in the link's log only a moment later."""
 _SCRIPTS = (".py", ".sh", ".pl", ".awk", ".R", ".jl")
@@ -96,7 +98,33 @@ class Evidence:
         return _told(_last_match(path, str(source.regex)))
 
     def insane(self, tests: Sane, restart: Path) -> str | None:
-        """Why a restart file is none; None: nothing speaks against it."""
+        """Why a restart file is none; None: nothing speaks against it, or nobody could tell."""
+        why = self._unlike(tests, restart)
+        if why is not None or tests.command is None:
+            return why
+        argv = self._values.words(tests.command, {"restart": str(restart)}) or tests.command
+        passed = self._is_passed(argv)
+        said = f"{restart.name}: {' '.join(argv[:2])}"
+        if passed is None:
+            log.warning("%s could not be run, or not within %g s: taken unseen", said, COMMAND_S)
+        return f"{said} finds it wrong" if passed is False else None
+
+    def is_whole(self, tests: Sane, restart: Path) -> bool:
+        """For certain."""
+        if self._unlike(tests, restart) is not None:
+            return False
+        if tests.command is None:
+            return True
+        argv = self._values.words(tests.command, {"restart": str(restart)})
+        return argv is not None and self._is_passed(argv) is True
+
+    def _is_passed(self, argv: Sequence[str]) -> bool | None:
+        """None: it could not be asked, which says nothing of the file."""
+        code = self.run(argv)
+        return None if code is None or code in CANNOT_RUN else code == 0
+
+    def _unlike(self, tests: Sane, restart: Path) -> str | None:
+        """By its size, its beginning and its end."""
         try:
             with restart.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
@@ -111,10 +139,6 @@ class Evidence:
             return f"{restart.name} does not begin as such a file does"
         if tests.ends and end != tests.ends:
             return f"{restart.name} does not end as such a file does: it is cut off"
-        if tests.command is not None:
-            argv = self._values.words(tests.command, {"restart": str(restart)})
-            if argv is not None and self.run(argv) != 0:
-                return f"{restart.name}: {' '.join(argv[:2])} finds it wrong"
         return None
 
     def complete(self, test: Test, code: int, before: Mapping[str, Sequence[int]]) -> bool:

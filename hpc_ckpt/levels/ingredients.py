@@ -16,6 +16,8 @@ from .reader import Reader, split
 LEAD_S = 30.0
 PICKS = ("newest", "all")
 
+_TIME_LEFT = re.compile(r"\{(?:hours|minutes|seconds|time)_left\}")
+
 
 @dataclass(frozen=True)
 class Value:
@@ -145,6 +147,21 @@ class Also:
 
 
 @dataclass(frozen=True)
+class Unasked:
+    """Files that a program reads without being told, and what they may not have in them."""
+
+    files: tuple[str, ...] = ()
+    without: tuple[tuple[str, str], ...] = ()
+    unless: tuple[str, ...] = ()
+    """Rows of words of a call that overrides them."""
+
+    @classmethod
+    def parse(cls, value: object, where: str) -> Unasked:
+        read = Reader(value, where, ("files", "without", "unless"))
+        return cls(read.texts("files"), read.reasons("without", regex=True), read.texts("unless"))
+
+
+@dataclass(frozen=True)
 class Rewrite:
     """A changed copy of one of the program's input files."""
 
@@ -179,6 +196,8 @@ class Edit:
 
     set: tuple[str, ...] = ()
     append: tuple[str, ...] = ()
+    prepend: tuple[str, ...] = ()
+    """Right behind the program's name: of two equal options some programs heed the first."""
     command: str | tuple[str, ...] | None = None
     """Instead of the command that was given."""
     swap: tuple[tuple[str, str], ...] = ()
@@ -189,13 +208,15 @@ class Edit:
 
     @classmethod
     def parse(cls, value: object, where: str) -> Edit:
-        read = Reader(value, where, ("set", "append", "command", "swap", "write", "keep"))
+        known = ("set", "append", "prepend", "command", "swap", "write", "keep")
+        read = Reader(value, where, known)
         swap, write = read.raw("swap") or {}, read.raw("write") or ()
         if not isinstance(swap, Mapping):
             raise SpecError(f"{read.at('swap')}: must be a mapping of 'name of a value: text'")
         edit = cls(
             read.texts("set"),
             read.texts("append"),
+            read.texts("prepend"),
             _command(read),
             tuple((str(name), str(text)) for name, text in swap.items()),
             tuple(
@@ -204,13 +225,26 @@ class Edit:
             ),
             read.texts("keep"),
         )
-        for key, lines in (("set", edit.set), ("append", edit.append)):
-            for text in lines:
+        for key in ("set", "append", "prepend"):
+            for text in read.texts(key):
                 split(text, read.at(key))
         for text in edit.set:
             if len(split(text, "")) < 2:
                 raise SpecError(f"{read.at('set')}: {text!r}: write an option and its value")
         return edit
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Everything in which a value is filled in for the program."""
+        command = (self.command,) if isinstance(self.command, str) else self.command or ()
+        swapped = (text for _, text in self.swap)
+        written = (text for rewrite in self.write for _, text in rewrite.replace)
+        return (*self.set, *self.append, *self.prepend, *command, *swapped, *written)
+
+    @property
+    def tells_the_time(self) -> bool:
+        """Whether the program hears how long it may run."""
+        return any(_TIME_LEFT.search(text) for text in self.texts)
 
 
 def _command(read: Reader) -> str | tuple[str, ...] | None:

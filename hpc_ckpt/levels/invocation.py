@@ -16,6 +16,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from .binaries import is_for_a_shell
+from .starters import gone_by_launcher, is_called
 
 _TOKEN = re.compile(
     r"""(?P<space>(?:[ \t]|\\\n)+|\#[^\n]*)
@@ -31,6 +32,7 @@ _ONLY_NAME = frozenset(("module", "ml", "spack", "which", "type", "echo", "print
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z].*", re.DOTALL)
 _REDIRECTION = re.compile(r"\d*[<>&].*", re.DOTALL)
+END_OF_OPTIONS = "--"
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 
@@ -45,6 +47,8 @@ class Word:
     @property
     def may_be_value(self) -> bool:
         """Or the option before it stands alone, as mdrun's -cpi may."""
+        if self.text == END_OF_OPTIONS:
+            return False
         return not (_OPTION.fullmatch(self.text) or _REDIRECTION.fullmatch(self.raw))
 
 
@@ -106,7 +110,13 @@ class Invocation:
         return replace(self, words=(self.words[0], *swapped))
 
     def with_words(self, words: Sequence[str]) -> Invocation:
-        return replace(self, words=(*self.words, *map(_plain, words)))
+        """At the end of its options: behind '--' they would be something else."""
+        end = self._end()
+        return replace(self, words=(*self.words[:end], *map(_plain, words), *self.words[end:]))
+
+    def with_first(self, words: Sequence[str]) -> Invocation:
+        """Words right behind the program's name."""
+        return replace(self, words=(self.words[0], *map(_plain, words), *self.words[1:]))
 
     def argv(self) -> tuple[str, ...]:
         if self.head is None:
@@ -122,11 +132,15 @@ class Invocation:
 
     def _behind(self, name: Sequence[str]) -> int | None:
         """Where the value of an option stands, or would."""
-        texts = [word.text for word in self.words]
+        texts = [word.text for word in self.words[: self._end()]]
         for at in range(len(texts) - len(name), 0, -1):  # the last one counts
             if texts[at : at + len(name)] == list(name):
                 return at + len(name)
         return None
+
+    def _end(self) -> int:
+        texts = [word.text for word in self.words]
+        return texts.index(END_OF_OPTIONS, 1) if END_OF_OPTIONS in texts[1:] else len(texts)
 
 
 def _plain(text: str) -> Word:
@@ -142,6 +156,17 @@ def find(
     """
     found = (_meant(call, programs, words) for call in calls(argv, environ))
     return next(filter(None, found), None)
+
+
+def is_run(
+    argv: Sequence[str], programs: Sequence[str], words: Sequence[str], environ: Mapping[str, str]
+) -> bool:
+    """Whether the command runs such a program, and does not only name it."""
+    for call in calls(argv, environ):
+        meant = _meant(call, programs, words)
+        if meant is not None and _is_run(call, meant):
+            return True
+    return False
 
 
 def is_repeated(
@@ -164,10 +189,12 @@ def goes_to(
     environ: Mapping[str, str],
     cwd: Path,
 ) -> str | None:
-    """How a command leaves its directory before the first call of that kind."""
+    """How a command leaves its directory before the first call of that kind, or with it."""
     for call in calls(argv, environ):
-        if _meant(call, programs, words) is not None:
-            return None
+        meant = _meant(call, programs, words)
+        if meant is not None:
+            inner = call.words[: len(call.words) - len(meant.words)]
+            return gone_by_launcher((*call.before, *(word.text for word in inner)), cwd)
         reserved, first = _lead(call)
         if first in ("cd", "pushd"):
             rest = [word.text for word in call.words[len(reserved) + 1 :]]
@@ -178,26 +205,41 @@ def goes_to(
 
 
 def _meant(call: Invocation, programs: Sequence[str], words: Sequence[str]) -> Invocation | None:
-    """From the program on."""
+    """From the program on: a word that is run, if there is one, before others of its name."""
+    found = list(_named(call, programs, words))
+    return next((one for one in found if _is_run(call, one)), next(iter(found), None))
+
+
+def _is_run(call: Invocation, meant: Invocation) -> bool:
+    """Whether the program of a call is no argument of another one."""
+    texts = [word.text for word in call.words]
+    reserved, _ = _lead(call)
+    at = len(texts) - len(meant.words)
+    return is_called(texts[len(reserved) :], at - len(reserved))
+
+
+def _named(call: Invocation, programs: Sequence[str], words: Sequence[str]) -> Iterator[Invocation]:
+    """From each word on that may be the program."""
     for at, word in enumerate(call.words):
         if not programs and _ASSIGNMENT.fullmatch(word.text):
             continue
         if programs and not named(word.text, programs):
             continue
         if at > 0 and _lead(call)[1] in _ONLY_NAME:
-            return None
+            return
         rest = [other.text for other in call.words[at + 1 :]]
         if all(any(fnmatchcase(other, want) for other in rest) for want in words):
-            return _from(call, at)
+            yield _from(call, at)
         if not programs:
-            return None
-    return None
+            return
 
 
 def _lead(call: Invocation) -> tuple[list[str], str]:
     """The shell's own words at the beginning of a call, and the first that is none."""
     texts = [word.text for word in call.words]
     reserved = list(takewhile(_RESERVED.__contains__, texts))
+    if reserved[-1:] == ["time"] and texts[len(reserved) :][:1] == ["-p"]:
+        reserved.append("-p")
     return reserved, next(iter(texts[len(reserved) :]), "")
 
 

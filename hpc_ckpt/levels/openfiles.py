@@ -1,7 +1,8 @@
 """The files that a program has open for writing, recorded at a save; rollback.py puts them back.
 
-Run by criu while the program stands still, so it imports little. Of a file that is only
-appended to the size is enough; one that is written in place is copied into the restart.
+Run while the program stands still, and by criu, so it imports little. Of a file that is only
+appended to the size is enough; one that is written in place is copied into the restart, with
+what SQLite has beside it, open at that moment or not.
 """
 
 # SPDX-License-Identifier: MIT
@@ -15,7 +16,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +26,13 @@ from .program import tree_of
 RECORD = "openfiles.json"
 COPIES = "copies"
 COPY_MOST = 4 * 1024**3
-"""Of a file written in place; a larger one makes the save fail rather than the result wrong."""
+"""Of a file written in place; a larger one makes the save fail rather than the result wrong,
+unless it is at its end, as most that are merely opened for reading too."""
+TOO_LARGE = "written in place, and too large to be copied"
+UNCOPIED = "too large to be copied: what the program changes before its end since stays changed"
+COMPANIONS = ("-journal", "-wal", "-shm")
 LOOK_AT = 1000
+_SQLITE = b"SQLite format 3\0"
 _MAPPED = re.compile(r"\S+ rw.s \S+ \S+ [1-9]\d* +(/.*)")
 _NOT_FILES = ("/proc/", "/sys/", "/dev/dri/", "/dev/nvidia")
 
@@ -38,6 +44,15 @@ class Written(NamedTuple):
     size: int
     in_place: bool
     """Bytes before its end may change."""
+    at_end: bool = False
+    """Not mapped, and at its end wherever it is open: certain while the program stands still."""
+
+
+class TooLarge(OSError):
+    """No trouble of the storage."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(0, f"{path}: {TOO_LARGE}")
 
 
 def written_by(pids: list[int]) -> dict[str, Written]:
@@ -46,7 +61,9 @@ def written_by(pids: list[int]) -> dict[str, Written]:
     for pid in pids:
         for one in (*_open_in(pid), *_mapped_in(pid)):
             known = found.setdefault(one.path, one)
-            found[one.path] = known._replace(in_place=known.in_place or one.in_place)
+            found[one.path] = known._replace(
+                in_place=known.in_place or one.in_place, at_end=known.at_end and one.at_end
+            )
     return found
 
 
@@ -67,8 +84,9 @@ def _described(link: Path, info_file: Path) -> Iterator[Written]:
     access = flags & os.O_ACCMODE
     if access == os.O_RDONLY:
         return
-    at_end = bool(flags & os.O_APPEND) or position == info.st_size
-    yield Written(path, info.st_size, access == os.O_RDWR or not at_end)
+    appended = bool(flags & os.O_APPEND)
+    at_end = appended or position >= info.st_size  # greater: it runs, and has written since
+    yield Written(path, info.st_size, access == os.O_RDWR or not at_end, at_end)
 
 
 def _mapped_in(pid: int) -> Iterator[Written]:
@@ -93,22 +111,59 @@ def _names(place: Path) -> list[str]:
 
 def record(root: int, into: Path) -> None:
     """Of a process tree that stands still."""
-    entries = []
-    for number, one in enumerate(written_by(tree_of(root)).values()):
-        entry: dict[str, Any] = {"path": one.path, "size": one.size, "copy": None}
-        if one.in_place:
-            if one.size > COPY_MOST:
-                raise OSError(0, f"{one.path}: written in place, and too large to be copied")
-            entry["copy"] = f"{COPIES}/{number}"
-            (into / COPIES).mkdir(exist_ok=True)
-            shutil.copy2(one.path, into / COPIES / str(number))
-        entries.append(entry)
     found = {
-        "files": entries,
+        "files": stored(written_by(tree_of(root)).values(), into),
         "last_pid": namespaces.last_pid(),
         "beside": _sizes(Path(f"/proc/{root}/cwd").readlink()),
     }
     (into / RECORD).write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+def stored(written: Iterable[Written], into: Path) -> list[dict[str, Any]]:
+    """What a record says of these files; those that are written in place are copied. A companion
+    that is not in it came later, and goes before a restart."""
+    entries = []
+    for number, one in enumerate(_with_companions(list(written))):
+        entry: dict[str, Any] = {"path": one.path, "size": one.size, "copy": None}
+        if one.in_place and one.size > COPY_MOST:
+            if not one.at_end or is_database(Path(one.path)):
+                raise TooLarge(one.path)
+            entry["uncopied"] = True
+        elif one.in_place:
+            entry["copy"] = f"{COPIES}/{number}"
+            (into / COPIES).mkdir(exist_ok=True)
+            shutil.copy2(one.path, into / COPIES / str(number))
+        entries.append(entry)
+    return entries
+
+
+def warnings(found: Mapping[str, Any]) -> list[str]:
+    """Of a record: what a restart may not bring back as it was."""
+    return [f"{entry['path']}: {UNCOPIED}" for entry in found["files"] if entry.get("uncopied")]
+
+
+def _with_companions(written: list[Written]) -> list[Written]:
+    """A journal of the modes PERSIST and TRUNCATE is open in a transaction only."""
+    known = {one.path for one in written}
+    databases = (o.path for o in written if o.in_place and is_database(Path(o.path)))
+    found = companions(databases)
+    more = [path for path in found if path not in known]
+    return [*written, *(Written(path, Path(path).stat().st_size, True) for path in more)]
+
+
+def is_database(path: Path) -> bool:
+    """Of SQLite: beside any other file such a name means nothing."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False
+
+
+def companions(paths: Iterable[str]) -> list[str]:
+    """What is there of that which SQLite has beside these files."""
+    names = (f"{path}{ending}" for path in paths for ending in COMPANIONS)
+    return [name for name in names if Path(name).is_file()]
 
 
 def _sizes(place: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from .. import resources
 from ..errors import SpecError
 from ..settings import merge
 from .base import Work
-from .ingredients import Also, Edit, Number, Request, RestartFiles, Sane, Test, Value
-from .invocation import Invocation, find, goes_to, is_repeated
+from .ingredients import Also, Edit, Number, Request, RestartFiles, Sane, Test, Unasked, Value
+from .invocation import Invocation, find, goes_to, is_repeated, is_run
 from .reader import Reader
+from .texts import beginnings, mentions, named_files
 
 NOT_RUN = "not run here"
 BUILT_IN = frozenset(
-    ("program", "restart", "pid", "output", "hours_left", "minutes_left", "seconds_left",
+    ("program", "python", "restart", "pid", "output", "hours_left", "minutes_left", "seconds_left",
      "time_left", "steps_left")
 )  # fmt: skip
 _KEYS = ("name", "title", "tried", "note", "like", "recognise", "values", "restart", "also",
@@ -32,8 +33,6 @@ _KEYS = ("name", "title", "tried", "note", "like", "recognise", "values", "resta
 _TAKEN = ("auto", "model", "application", "system", "dmtcp", "criu", "plain")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
-LOOK_INTO = 1024**2
-"""Of a script."""
 PROJECT = "recipes"
 """The folder of a project's own."""
 
@@ -46,13 +45,16 @@ class Recognised:
     words: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
     """Each in one file that the command names."""
-    needs: tuple[str, ...] = ()
-    """The same, of a command that is recognised: without them it cannot go on."""
+    needs: tuple[tuple[str, str], ...] = ()
+    """The same, of a command that is recognised: without them it cannot go on; and what each is."""
     refuses: tuple[tuple[str, str], ...] = ()
     """Words, or rows of them, with which a call cannot be saved by this recipe, and why; rows
     joined by 'and' only where it has them all."""
     without: tuple[tuple[str, str], ...] = ()
     """The same of what a file that the command names has in it."""
+    reads: Unasked = field(default_factory=Unasked)
+    environment: tuple[tuple[str, str], ...] = ()
+    """The same of variables that are set, here or in the command."""
 
     @property
     def shape(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -61,18 +63,18 @@ class Recognised:
 
     @classmethod
     def parse(cls, value: object, where: str) -> Recognised:
-        read = Reader(
-            value, where, ("programs", "words", "mentions", "needs", "refuses", "without")
-        )
+        read = Reader(value, where, _SIGNS)
         if not read.has("programs"):
             raise SpecError(f"{where}: programs: missing; write the program's name, or a pattern")
         return cls(
             read.texts("programs"),
             read.texts("words"),
             read.patterns("mentions"),
-            read.patterns("needs"),
+            read.reasons("needs", regex=True),
             read.reasons("refuses"),
             read.reasons("without", regex=True),
+            _part(read, "reads", Unasked),
+            read.reasons("environment"),
         )
 
 
@@ -181,9 +183,27 @@ class Recipe:
         for words, why in self.recognised.refuses:
             if all(call.has(row.split()) for row in words.split(" and ")):
                 return f"{words}: {why or f'not with recipe {self.name}'}"
-        for pattern, why in self.recognised.without:
-            for path, text in _named(call, work.cwd):
-                match = None if path in outputs else re.search(pattern, text, re.MULTILINE)
+        for name, why in self.recognised.environment:
+            if work.environ.get(name) or re.search(rf"\b{name}=(?!\s|$)", " ".join(work.argv)):
+                return f"{name}: {why or f'not with recipe {self.name}'}"
+        named = ((path, text) for path, text in named_files(call, work.cwd) if path not in outputs)
+        return self._why_not_with(self.recognised.without, named) or self._why_unasked(call, work)
+
+    def _why_unasked(self, call: Invocation, work: Work) -> str | None:
+        reads = self.recognised.reads
+        if any(call.has(row.split()) for row in reads.unless):
+            return None
+        paths = (path for pattern in reads.files for path in sorted(work.cwd.glob(pattern)))
+        return self._why_not_with(reads.without, beginnings(paths))
+
+    def _why_not_with(
+        self, without: Iterable[tuple[str, str]], files: Iterable[tuple[Path, str]]
+    ) -> str | None:
+        """Pattern by pattern: the first that is met tells why."""
+        texts = list(files)
+        for pattern, why in without:
+            for path, text in texts:
+                match = re.search(pattern, text, re.MULTILINE)
                 if match is not None:
                     said = why or f"not with recipe {self.name}"
                     line = match["line" if "line" in match.re.groupindex else 0].strip()
@@ -192,21 +212,22 @@ class Recipe:
 
     def why_not_again(self, call: Invocation, work: Work) -> str | None:
         """Why the program would not take its restart file."""
-        wanted = self.recognised.needs
-        if not wanted or _mentions(call, wanted, work.cwd):
+        needs = self.recognised.needs
+        if not needs or mentions(call, tuple(pattern for pattern, _ in needs), work.cwd):
             return None
-        return (
-            f"no file of the command has what matches {' and '.join(wanted)}: every link would "
-            f"begin anew. {self.note}"
-        )
+        wanted = " and ".join(why or f"what matches {pattern}" for pattern, why in needs)
+        return f"no file of the command has {wanted}: every link would begin anew. {self.note}"
 
     def knows(self, work: Work) -> bool:
         """Whether the command is of this kind, by what it shows."""
-        if not self.recognised.programs:
+        seen = self.recognised
+        if not seen.programs:
             return False
-        call = self.call(work)
-        wanted = self.recognised.mentions
-        return call is not None and (not wanted or _mentions(call, wanted, work.cwd))
+        by_name = not (seen.words or seen.mentions or seen.needs)
+        if by_name and not is_run(work.argv, *seen.shape, work.environ):
+            return False
+        call, wanted = self.call(work), seen.mentions
+        return call is not None and (not wanted or mentions(call, wanted, work.cwd))
 
 
 _WHY = {
@@ -227,23 +248,6 @@ def _items(value: object) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _mentions(call: Invocation, patterns: tuple[str, ...], cwd: Path) -> bool:
-    return any(
-        all(re.search(pattern, text) for pattern in patterns) for _, text in _named(call, cwd)
-    )
-
-
-def _named(call: Invocation, cwd: Path) -> Iterator[tuple[Path, str]]:
-    """The files that a call names, and the beginning of each."""
-    for word in call.words[1:]:
-        for name in (word.text, f"{word.text}.m"):  # MATLAB names scripts without their ending
-            try:
-                with (cwd / name).open("rb") as stream:
-                    yield cwd / name, stream.read(LOOK_INTO).decode("utf-8", "replace")
-            except (OSError, ValueError):
-                continue
-
-
 def _check_fields(recipe: Recipe) -> None:
     """A {name} that nobody defines is a mistake, not an empty place in a command."""
     known = BUILT_IN | set(recipe.values)
@@ -258,6 +262,7 @@ def _check_fields(recipe: Recipe) -> None:
                 )
 
 
+_SIGNS = ("programs", "words", "mentions", "needs", "refuses", "without", "reads", "environment")
 _REGEXES = ("regex", "word", "text", "no_text", "bytes", "mentions", "needs", "without",
             "begins", "ends")  # fmt: skip
 

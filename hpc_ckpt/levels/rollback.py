@@ -1,13 +1,16 @@
 """Before a restart: the files of a program as they were at the save.
 
-CRIU saves memory, not files, and refuses a file whose size is another one by then. What is cut
-off or replaced is kept until the restart has worked, as a newer one may need it: undo().
+CRIU and DMTCP save memory, not files. What is cut off or overwritten is kept until the restart
+has worked, as a newer one may need it: undo(). A file stays the same inode throughout: SQLite
+writes to no other one.
 """
 
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,10 +19,50 @@ from typing import Any
 
 from .. import fsio
 from .base import NotHere, ResumeFailed
-from .openfiles import RECORD
+from .openfiles import RECORD, companions, is_database
 from .restarts import put_back
 
+log = logging.getLogger("hpc_ckpt.steward")
+
 JOURNAL = "taken-away.json"
+BLOCK = 1024**2
+
+
+class TakenAway:
+    """What the restarts of one link have taken from the program's files, until one has worked."""
+
+    def __init__(self) -> None:
+        self._kept: Path | None = None
+
+    def roll_back(self, restart: Path, found: Mapping[str, Any], kept: Path) -> None:
+        """`kept`: where it lies, the same place in every link."""
+        self._kept = kept
+        try:
+            before = undo(kept)  # of a restart that did not work, or was killed
+        except OSError as error:
+            raise ResumeFailed(f"{kept}: could not be put back: {error}") from error
+        for told in (*before, *roll_back(restart, found, kept)):
+            log.info("%s", told)
+
+    def forget(self) -> None:
+        """The program runs again."""
+        if self._kept is not None:
+            try:
+                forget(self._kept)
+            except OSError as error:  # or the next link would put it back, over what comes now
+                raise ResumeFailed(f"{self._kept}: {error.strerror}") from error
+            self._kept = None
+
+    def put_back(self) -> None:
+        """No restart has worked: the next link finds the files that this one has found."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return
+        try:
+            for told in undo(kept):
+                log.info("%s", told)
+        except OSError as error:
+            log.warning("%s: put back by the next link: %s", kept, error)
 
 
 def read(restart: Path) -> dict[str, Any]:
@@ -30,12 +73,15 @@ def read(restart: Path) -> dict[str, Any]:
 
 
 def roll_back(restart: Path, found: Mapping[str, Any], kept: Path) -> list[str]:
-    """Every file as it was at the save, or none touched; says what was done."""
+    """Every file as it was at the save, or none touched; says what was done. What is the same is
+    left alone: a restart by DMTCP as root has files of the system mapped for writing."""
+    later = _came_later(restart, found)
+    found = {"files": [entry for entry in found["files"] if not _is_same(restart, entry)]}
     for entry in found["files"]:
         if entry["copy"] is None:
             _check(Path(entry["path"]), int(entry["size"]))
     try:
-        _keep(found, kept)
+        _keep(found, later, kept)
     except OSError as error:
         shutil.rmtree(kept, ignore_errors=True)
         detail = f"{kept}: what a restart takes away could not be kept: {error.strerror}"
@@ -45,40 +91,98 @@ def roll_back(restart: Path, found: Mapping[str, Any], kept: Path) -> list[str]:
         path, size = Path(entry["path"]), int(entry["size"])
         try:
             if entry["copy"] is not None:
-                put_back(restart / entry["copy"], path)
+                _write(restart / entry["copy"], path)
                 told.append(f"{path} put back")
             elif path.stat().st_size > size:
                 os.truncate(path, size)
                 told.append(f"{path} cut back to {size} bytes")
         except OSError as error:
             raise ResumeFailed(f"{path}: not as it was at the save: {error.strerror}") from error
+    for path in later:
+        try:
+            _remove(path)
+        except OSError as error:
+            raise ResumeFailed(f"{path}: came after the save: {error.strerror}") from error
+        told.append(f"{path} taken away: it came after the save")
     return told
 
 
+def _came_later(restart: Path, found: Mapping[str, Any]) -> list[Path]:
+    """Journals of newer bytes: SQLite would play them back into the older file. Also of a file
+    that is the same, as a commit may be in its log alone."""
+    known = {str(entry["path"]) for entry in found["files"]}
+    copied = [entry for entry in found["files"] if entry["copy"] is not None]
+    databases = [str(one["path"]) for one in copied if _is_of_database(restart, one)]
+    return [Path(path) for path in companions(databases) if path not in known]
+
+
+def _is_of_database(restart: Path, entry: Mapping[str, Any]) -> bool:
+    """Now, or at the save: one that was empty then was just being made."""
+    return is_database(Path(entry["path"])) or is_database(restart / str(entry["copy"]))
+
+
+def _is_same(restart: Path, entry: Mapping[str, Any]) -> bool:
+    """Only of one that was copied."""
+    path = Path(entry["path"])
+    try:
+        if entry["copy"] is None or path.stat().st_size != int(entry["size"]):
+            return False
+        with path.open("rb") as now, (restart / entry["copy"]).open("rb") as then:
+            return all(block == then.read(BLOCK) for block in iter(lambda: now.read(BLOCK), b""))
+    except OSError:
+        return False  # put back, or told why not
+
+
 # ── what is taken away ────────────────────────────────────────────────────────────────────
-def _keep(found: Mapping[str, Any], kept: Path) -> None:
+def _keep(found: Mapping[str, Any], later: list[Path], kept: Path) -> None:
     """The journal last: without it nothing was touched."""
     forget(kept)
+    if not found["files"] and not later:
+        return
     kept.mkdir(parents=True)
+    fsio.sync_directory(kept.parent)
     entries: list[dict[str, str | int]] = []
     for number, entry in enumerate(found["files"]):
         path, size, name = Path(entry["path"]), int(entry["size"]), str(number)
         if entry["copy"] is not None and path.exists():
-            _link_or_copy(path, kept / name)
-            entries.append({"path": str(path), "whole": name})
+            entries.append(_keep_whole(path, kept / name))
+        elif entry["copy"] is not None:
+            entries.append({"path": str(path), "absent": 1})
         elif entry["copy"] is None and path.stat().st_size > size:
             _copy_tail(path, size, kept / name)
             entries.append({"path": str(path), "size": size, "tail": name})
+    for number, path in enumerate(later, len(found["files"])):
+        entries.append(_keep_whole(path, kept / str(number)))
     fsio.write_atomic(kept / JOURNAL, json.dumps({"files": entries}).encode())
 
 
-def _link_or_copy(path: Path, target: Path) -> None:
-    """A file that is put back is another one, so that a link keeps this one as it is."""
+def _keep_whole(path: Path, target: Path) -> dict[str, str | int]:
+    shutil.copy2(path, target)
+    _sync(target)
+    return {"path": str(path), "whole": target.name}
+
+
+def _remove(path: Path) -> None:
+    """For good: a power failure does not bring it back."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        fsio.sync_directory(path.parent)
+
+
+def _write(source: Path, target: Path) -> None:
+    """Into the same inode, and durably. Half of it is mended by undo(); the room that it has is
+    given up last, so that this needs no more of it."""
     try:
-        target.hardlink_to(path)
-    except OSError:
-        shutil.copy2(path, target)
-        _sync(target)
+        with source.open("rb") as bytes_, target.open("r+b") as stream:
+            shutil.copyfileobj(bytes_, stream, BLOCK)
+            stream.truncate()
+    except (FileNotFoundError, PermissionError):  # gone, or read-only: only as another one
+        put_back(source, target)
+    else:
+        with contextlib.suppress(PermissionError):  # somebody else's, of a group
+            shutil.copystat(source, target)
+    _sync(target)
+    fsio.sync_directory(target.parent)
 
 
 def _copy_tail(path: Path, size: int, target: Path) -> None:
@@ -104,21 +208,27 @@ def undo(kept: Path) -> list[str]:
     for entry in journal["files"]:
         path = Path(entry["path"])
         if "whole" in entry:
-            put_back(kept / entry["whole"], path)
+            _write(kept / entry["whole"], path)
+        elif "absent" in entry:
+            _remove(path)
         elif not path.exists() or path.stat().st_size < entry["size"]:
             continue  # somebody else's doing, since
         else:
             os.truncate(path, entry["size"])
             with (kept / entry["tail"]).open("rb") as source, path.open("ab") as stream:
                 shutil.copyfileobj(source, stream)
+            _sync(path)
         told.append(f"{path} is again as it was before the restart was tried")
     forget(kept)
     return told
 
 
 def forget(kept: Path) -> None:
-    """The restart has worked. The journal goes first: half a directory must not be put back."""
-    (kept / JOURNAL).unlink(missing_ok=True)
+    """The restart has worked. The journal goes first, and for good: neither half a directory nor
+    one that a power failure brings back may be put over what the program writes from now on."""
+    with contextlib.suppress(FileNotFoundError):
+        (kept / JOURNAL).unlink()
+        fsio.sync_directory(kept)
     shutil.rmtree(kept, ignore_errors=True)
 
 

@@ -87,6 +87,7 @@ def _run(environ: Mapping[str, str], orphans: Orphans) -> int:
             gpus=int(record.get("gpus") or 0),
             scratch=scratch,
             kept=place.logs,
+            noted=place.restarts,
             log=place.log_file(generation),
         )
         settings = resolve(file=environ.get(wall.ENV_SETTINGS), environ=environ)

@@ -278,7 +278,10 @@ class Steward:
             raise LevelFailed(why)
         by_program = gone or own_files
         mend = "mend the program, or its surroundings, and resume the chain; " if by_program else ""
-        raise ResumeFailed(f"{why}; {mend}remove {self._restarts.place} to begin anew")
+        anew = f"remove {self._restarts.place} to begin anew"
+        if own_files:
+            anew += f" (and its files in {self._work.cwd}, if it goes on from those by itself)"
+        raise ResumeFailed(f"{why}; {mend}{anew}")
 
     def _resume(self, level: Level, work: Work, restart: Restart) -> Program:
         try:

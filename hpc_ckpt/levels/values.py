@@ -6,21 +6,27 @@ from __future__ import annotations
 import glob
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..rundir import ENV_DEADLINE, read_deadline
 from ..settings import margin
 from .base import Work
-from .ingredients import Value
+from .ingredients import Edit, Value
 from .invocation import VARIABLE, Invocation
 from .reader import split
-from .recipe import LOOK_INTO, Recipe
+from .recipe import Recipe
+from .texts import LOOK_INTO
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 _EXPANDED = re.compile(r"[$`]")
 """What is left of a variable that is not set here, or of a command's output."""
+EARLY = 0.5
+"""Of the time that a program was told: one that ends before has not been stopped by it, however
+long a step or an epoch of it takes."""
 LEAST_S = 1.0
 """A program that is given no time at all may take that for no limit."""
 
@@ -36,6 +42,7 @@ class Values:
         """Values out of files, whose variables no shell expands."""
         self._found: dict[str, str | None] = {
             "program": call.program,
+            "python": sys.executable,
             "output": None if work.log is None else str(work.log),
         }
         for name, value in recipe.values.items():
@@ -128,6 +135,23 @@ class Values:
         if match is None:
             return None
         return match["value" if "value" in match.re.groupindex else min(match.re.groups, 1)]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a program was told of its time in this link."""
+
+    seconds: float = 0.0
+    began: float = 0.0
+
+    @classmethod
+    def told(cls, edit: Edit, known: Mapping[str, str]) -> Limit:
+        seconds = known.get("seconds_left") if edit.tells_the_time else None
+        return cls() if seconds is None else cls(float(seconds), time.monotonic())
+
+    def may_have_ended_it(self) -> bool:
+        """Now that it has ended: its code 0 may say no more than that it heeds its limit."""
+        return self.seconds > 0 and time.monotonic() >= self.began + EARLY * self.seconds
 
 
 def times_left(work: Work, lead_s: float, share: float = 1.0) -> dict[str, str]:

@@ -77,7 +77,8 @@ class Running:
         self._given_up = False
         self._rng: Mapping[str, Any] | None = None
         self._program = provenance.of_this_program()
-        self._was_done = session.rundir.done() is not None
+        self._was_done = self._stands_done = session.rundir.done() is not None
+        self._told_of_done = False
         # Before the restore, which may take minutes: a signal then is kept for the first step.
         self._signals = SignalWatch((SIGTERM, session.settings.signal))
         self._signals.install()
@@ -242,9 +243,8 @@ class Running:
         if not self._stepped_here:
             self._stepped_here = True
             self._rng = None
-            if self._was_done:
-                self.session.rundir.done_file.unlink(missing_ok=True)
-                self.session.events.emit(Event.REOPENED, flush=False, step=self.step)
+        if self._stands_done:
+            self._take_done_back()
         may_save = self.stepped.take()
         self.accumulating = not may_save
         if may_save:
@@ -252,6 +252,18 @@ class Running:
             if stolen_s is not None:
                 self.engine.note_stolen(stolen_s)
         return may_save
+
+    def _take_done_back(self) -> None:
+        """Storage that refuses it does not end training: the next step tries again."""
+        try:
+            self.session.rundir.done_file.unlink(missing_ok=True)
+        except OSError as error:
+            if not self._told_of_done:
+                self._told_of_done = True
+                _warn(f"DONE cannot be taken back yet, it is tried again: {one_line(error)}")
+            return
+        self._stands_done = False
+        self.session.events.emit(Event.REOPENED, flush=False, step=self.step)
 
     @contextmanager
     def epoch(self) -> Iterator[None]:

@@ -197,8 +197,8 @@ def _over(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, order: list[int]) -> torch.Tensor:
     if order == sorted(order):
-        return torch.empty(shape, dtype=dtype)
-    outer_first = torch.empty([shape[dim] for dim in order], dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=_CPU)
+    outer_first = torch.empty([shape[dim] for dim in order], dtype=dtype, device=_CPU)
     return outer_first.permute([order.index(dim) for dim in range(len(order))])
 
 
@@ -264,7 +264,8 @@ def _located(map_location: Any) -> Callable[[torch.Tensor, str], torch.device | 
 
 
 def _storage_of(value: torch.Tensor) -> Any:
-    parts = value if value.layout is torch.strided else torch.empty(0, dtype=value.dtype)
+    strided = value.layout is torch.strided
+    parts = value if strided else torch.empty(0, dtype=value.dtype, device=_CPU)
     return parts.untyped_storage()
 
 

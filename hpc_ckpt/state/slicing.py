@@ -72,8 +72,14 @@ def _random(sampler: RandomSampler) -> torch.Tensor:
     generator = sampler.generator
     if generator is None:
         generator = torch.Generator()
-        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-    return torch.randperm(len(sampler.data_source), generator=generator)[: sampler.num_samples]
+        drawn = torch.empty((), dtype=torch.int64, device="cpu").random_()
+        generator.manual_seed(int(drawn.item()))
+    return _permutation(len(sampler.data_source), generator)[: sampler.num_samples]
+
+
+def _permutation(count: int, generator: torch.Generator) -> torch.Tensor:
+    """Where the generator is: a program's default device may be another."""
+    return torch.randperm(count, generator=generator, device=generator.device)
 
 
 def _distributed(sampler: DistributedSampler[Any]) -> torch.Tensor:
@@ -81,9 +87,9 @@ def _distributed(sampler: DistributedSampler[Any]) -> torch.Tensor:
     if sampler.shuffle:
         generator = torch.Generator()
         generator.manual_seed(sampler.seed + sampler.epoch)
-        indices = torch.randperm(count, generator=generator)
+        indices = _permutation(count, generator)
     else:
-        indices = torch.arange(count)
+        indices = torch.arange(count, device="cpu")
     if sampler.total_size > count:
         indices = indices.repeat(-(-sampler.total_size // count))
     return indices[: sampler.total_size][sampler.rank :: sampler.num_replicas]

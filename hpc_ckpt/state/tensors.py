@@ -80,6 +80,10 @@ def encode_tensor(value: torch.Tensor, path: str, book: LeafBook) -> Node:
 
 
 def _encode_strided(value: torch.Tensor, path: str, book: LeafBook) -> dict[str, Node]:
+    if value.untyped_storage().nbytes() < _extent(value):
+        raise UnsupportedState(
+            path, "a tensor whose storage was freed or made smaller; save while it has its data"
+        )
     name, shape, nbytes = name_of(value.dtype), tuple(value.shape), value.nbytes
     stored = (_STORED[name], shape, nbytes) if name in _STORED else ("U8", (nbytes,), nbytes)
     fields = book.add(path, value, stored, _tie(value))
@@ -90,6 +94,15 @@ def _encode_strided(value: torch.Tensor, path: str, book: LeafBook) -> dict[str,
     if order is not None:
         fields["order"] = order
     return fields
+
+
+def _extent(value: torch.Tensor) -> int:
+    """Bytes of its storage up to its last element: what is behind them is not its own."""
+    if value.numel() == 0:
+        return 0
+    steps = zip(value.shape, value.stride(), strict=True)
+    last = value.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    return int(last + 1) * value.element_size()
 
 
 def _tie(value: torch.Tensor) -> tuple[object, ...]:

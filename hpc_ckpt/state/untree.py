@@ -82,7 +82,10 @@ class Decoder:
 
     def tree(self, tree: Node, like: object) -> object:
         _check_nesting(tree)
-        return self.value(tree, like, "", 0)
+        try:
+            return self.value(tree, like, "", 0)
+        except RecursionError:
+            raise broken("", "references lead deeper than Python goes") from None
 
     # ── the walk ──────────────────────────────────────────────────────────────────────────
     def value(self, node: Node, like: object, path: str, depth: int) -> Any:
@@ -140,9 +143,10 @@ class Decoder:
     def _define(self, body: Node, like: object, path: str, depth: int) -> object:
         fields = record(body, path, "id value")
         number, inner = integer(fields["id"], path), fields["value"]
-        again = type(inner) is dict and "$shared" in inner
-        if number < 0 or number in self._shared or type(inner) not in (list, dict) or again:
+        if number < 0 or number in self._shared:
             raise broken(path, "a shared container has one definition")
+        if not _can_be_shared(inner):
+            raise broken(path, "only what can change is shared")
         value: object = self.value(inner, like, path, depth)
         self._shared[number] = value
         return value
@@ -287,6 +291,20 @@ _FOREIGN: dict[str, Callable[[Node, str], object]] = {
     "$device": rebuild.decode_device,
     "$size": rebuild.decode_size,
 }
+
+
+_SHAREABLE = {
+    "$dict", "$set", "$bytearray", "$counter", "$ordereddict", "$defaultdict",
+    "$generator", "$sparse", "$quantized",
+}  # fmt: skip
+
+
+def _can_be_shared(node: Node) -> bool:
+    """Nothing that has a hash: tuples of tuples by reference would be deeper than their text."""
+    if type(node) is not dict:
+        return type(node) is list
+    tags = [key for key in node if key.startswith("$")]
+    return not tags or (len(node) == 1 and tags[0] in _SHAREABLE)
 
 
 def _holds_memory(value: object) -> bool:

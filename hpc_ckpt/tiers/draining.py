@@ -54,17 +54,16 @@ class Drainer:
         arrived: Callable[[Tier, CheckpointKey], None] = lambda tier, key: None,
         after: Callable[[Tier, Committed], None] = lambda tier, committed: None,
         lacking: Callable[[Tier, Tier], Sequence[CheckpointKey]] | None = None,
+        damaged: Callable[[str], None] = lambda name: None,
         pace: Callable[[], Pace] = Pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stack = stack
         self._guard = guard
         self._says = Telling(events)
-        self._tell_arrived = arrived
-        self._after = after
-        self._lacking = lacking
-        self._new_pace = pace
-        self._pace = pace()
+        self._tell_arrived, self._tell_damaged = arrived, damaged
+        self._after, self._lacking = after, lacking
+        self._new_pace, self._pace = pace, pace()
         self._hurried = False
         self._gate = Gate()
         self._clock = clock
@@ -382,8 +381,10 @@ class Drainer:
                     self._at = None
 
     def _note_damage(self, order: Order, error: Exception) -> None:
-        if order.looked_for and isinstance(error, CorruptCheckpoint) and not error.passing:
-            self._damaged.add((order.source.name, order.key))
+        if isinstance(error, CorruptCheckpoint) and not error.passing:
+            self._tell_damaged(error.path.name)  # it, or what holds shards of it
+            if order.looked_for:
+                self._damaged.add((order.source.name, order.key))
 
     def _is_there(self, order: Order, target: Tier) -> bool:
         """Asked whether it is believed or not: one that hangs must not hold up the others."""

@@ -583,6 +583,7 @@ class Bench:
         self.stack = Stack(list(self.tiers.values()), wishes=wishes)
         self.events = EventLog(place / "events.jsonl")
         self.after: list[tuple[str, int]] = []
+        self.damaged: list[str] = []
         self.guard: Callable[[Tier], None] = lambda tier: None
         self.drainer = Drainer(
             self.stack,
@@ -590,6 +591,7 @@ class Bench:
             events=self.events,
             after=lambda tier, committed: self.after.append((tier.name, committed.key.step)),
             lacking=lambda source, home: lacking(source, home, keep or Keep(last=1)),
+            damaged=self.damaged.append,
         )
 
     def save(self, step: int, *, wait: bool = True) -> CheckpointKey:
@@ -1150,6 +1152,15 @@ def test_damage_is_told_and_does_not_spread(bench: Callable[..., Bench]) -> None
     one.save(2)
     assert ([2], 1) == (one.steps("root"), one.drainer.lag)
     assert "chunk-digest" in one.told(Event.DRAIN_FAILED)[-1]["error"]
+    assert {key.directory_name} == set(one.damaged), "whoever refers to it has to know"
+
+
+def test_storage_that_fails_is_no_damage(bench: Callable[..., Bench]) -> None:
+    """What others refer to is believed until its bytes are seen to be others."""
+    one = bench("local", "root")
+    one.tiers["root"].fail_at("adopt", FULL, times=1)
+    one.save(1)
+    assert ([], []) == (one.steps("root"), one.damaged)
 
 
 def test_a_fenced_drainer_stops(bench: Callable[..., Bench]) -> None:

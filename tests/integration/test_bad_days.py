@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -204,6 +206,24 @@ def test_what_is_kept_is_read_once_in_a_while_and_not_at_every_save(
             ckpt.save(wait=True)
             ckpt._entered().engine.wait(20)
     assert [4, 7, 10] == read
+
+
+def test_a_failed_save_keeps_no_buffer_alive(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of the last one may be told to nobody, and is kept with the Checkpointer."""
+
+    def full(self: Any, layout: Any, image: memoryview, pace: Any) -> Any:
+        buffers.append(weakref.ref(image.obj))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    buffers: list[weakref.ref[Any]] = []
+    with killed(root, w=torch.ones(2)) as ckpt:
+        ckpt.step()
+        monkeypatch.setattr(DirectoryStaging, "write_shard", full)
+        pending = ckpt.save()
+        ckpt.step()
+        assert ckpt._entered().engine.wait(20)
+    assert pending.done()
+    assert [None] == [buffer() for buffer in buffers]
 
 
 @pytest.fixture

@@ -584,6 +584,52 @@ def test_done_is_taken_back_when_the_work_goes_on(root: Path, rundir: RunDir) ->
     assert (Done(2, 3), 1) == (rundir.done(), len(recorded(rundir, Event.REOPENED)))
 
 
+def test_training_goes_on_where_done_cannot_be_taken_back_at_once(
+    root: Path, rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One warning; every further step tries again, so that DONE does not stand for long."""
+    with Checkpointer(root) as ckpt:
+        for _ in ckpt.steps(1):
+            ckpt.step()
+    unlink, refusals = Path.unlink, iter([OSError(30, "Read-only file system")] * 2)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == rundir.done_file:
+            for error in refusals:
+                raise error
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    stands = []
+    with pytest.warns(RuntimeWarning, match="Read-only") as told, Checkpointer(root) as ckpt:
+        for _ in ckpt.steps(5):
+            ckpt.step()
+            stands.append(rundir.done_file.exists())
+    assert ([True, True, False, False], 1) == (stands, len(told))
+    assert (Done(2, 5), 1) == (rundir.done(), len(recorded(rundir, Event.REOPENED)))
+
+
+def test_a_program_may_have_a_default_device(root: Path) -> None:
+    """Buffers are the CPU's and tensors are rebuilt there, wherever new ones of it would be."""
+
+    def tracked(fill: float) -> dict[str, torch.Tensor]:
+        image = torch.full((2, 3, 4, 5), fill, device="cpu")
+        empty = torch.zeros(0, 3, device="cpu")
+        return {"image": image.to(memory_format=torch.channels_last), "empty": empty}
+
+    with torch.device("meta"):  # the one that every build of torch has
+        with Checkpointer(root, policy="every step", **tracked(2.0)) as ckpt:
+            for _ in ckpt.steps(2):
+                ckpt.step()
+        again = tracked(0.0)
+        with Checkpointer(root, **again) as ckpt:
+            assert ckpt.restored is not None
+        state: Any = load(latest(root))
+    assert [2.0, 2.0] == [
+        float(image.mean()) for image in (again["image"], state["tracked"]["image"])
+    ]
+
+
 # ── the latch ─────────────────────────────────────────────────────────────────────────────
 def stopped(root: Path, **options: Any) -> Checkpointer:
     """A Checkpointer whose link is about to be ended by a signal."""

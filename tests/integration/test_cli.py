@@ -251,7 +251,8 @@ def test_stop_halts_and_run_takes_it_up_again(cli: Cli, tmp_path: Path) -> None:
 
 def test_config_show_names_the_origin_of_every_value(cli: Cli, tmp_path: Path) -> None:
     """File and line, environment variable, option, default."""
-    (tmp_path / "work" / "s.yaml").write_text("command: 'true'\nchain:\n  max_links: 7\n")
+    text = "command: 'true'\nchain:\n  max_links: 7\npartition: [gpu, low]\n"
+    (tmp_path / "work" / "s.yaml").write_text(text)
     done = cli(
         "config", "show", "s.yaml", "--origin", "--set", "name=mine",
         HPC_CKPT__CHECKPOINT__POLICY="every 3 steps",
@@ -261,6 +262,7 @@ def test_config_show_names_the_origin_of_every_value(cli: Cli, tmp_path: Path) -
     assert "HPC_CKPT__CHECKPOINT__POLICY" in rows["checkpoint.policy"]
     assert "--set name" in rows["name"]
     assert "default" in rows["resources.cpus"]
+    assert "[gpu, low]" in rows["partition"]  # and not taken for markup
 
 
 def test_render_prints_the_script_and_makes_nothing(cli: Cli, tmp_path: Path) -> None:

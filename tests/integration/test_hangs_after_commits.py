@@ -124,9 +124,12 @@ def test_whoever_waits_for_a_save_of_the_background_sees_it_done(
     with Checkpointer(rundir.root, policy="every hour", keep=1, w=weight) as ckpt:
         while not hung:
             train(ckpt, weight)
-            ckpt.save()
-            time.sleep(0.1)
+            earlier = ckpt.save()
+            while not (earlier.done() or hung):
+                time.sleep(0.01)
         train(ckpt, weight)
+        while not ckpt._entered().engine.ready:  # a second buffer is being made
+            time.sleep(0.01)
         pending = ckpt.save()
         assert pending.step == ckpt.global_step
         assert pending.wait(20).is_dir()

@@ -128,7 +128,10 @@ class Coordinator:
                 return [99, "", "ASSERT at coordinatorapi.cpp: coordinator closed the connection"]
             place = Path(client["images"])
             name = f"ckpt_x_1-{client['pid']}-1"
-            (place / f"{name}.dmtcp").write_bytes(MAGIC + json.dumps(client["argv"]).encode())
+            (place / f"{name}.dmtcp.temp").write_bytes(MAGIC + json.dumps(client["argv"]).encode())
+            if MODE == "still" or (MODE == "still-later" and self.asked > 1):
+                time.sleep(0.5)  # the program, which would stand still, runs on
+            (place / f"{name}.dmtcp.temp").rename(place / f"{name}.dmtcp")
             (place / f"{name}_files").mkdir(exist_ok=True)
             (place / f"{name}_files" / "gconv-modules.cache_0").write_text("x")
         return [0, "", ""]

@@ -6,11 +6,13 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,18 @@ from molecules import require
 from hpc_ckpt import lease
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog, read
-from hpc_ckpt.levels import collecting
+from hpc_ckpt.levels import collecting, evidence
 from hpc_ckpt.levels.application import Application
-from hpc_ckpt.levels.base import Level, Moment, NoRoom, NothingNew, SaveFailed, Work
+from hpc_ckpt.levels.base import (
+    Level,
+    Moment,
+    NoRoom,
+    NothingNew,
+    ResumeFailed,
+    SaveFailed,
+    Work,
+)
+from hpc_ckpt.levels.collecting import Beginning
 from hpc_ckpt.levels.ingredients import Number
 from hpc_ckpt.levels.plain import Plain
 from hpc_ckpt.levels.program import Program
@@ -73,8 +84,13 @@ class Case:
         return Application(recipe_of({**recipe, **change}, SHIPPED, self.cwd))
 
     def work(self, *argv: str) -> Work:
-        kept = self.rundir.logs
-        return Work(argv=argv, cwd=self.cwd, environ=dict(os.environ), kept=kept)
+        return Work(
+            argv=argv,
+            cwd=self.cwd,
+            environ=dict(os.environ),
+            kept=self.rundir.logs,
+            noted=self.rundir.restarts,
+        )
 
     def link(
         self,
@@ -199,6 +215,58 @@ def test_what_storing_took_moves_the_moment_and_the_limit_of_the_next_link(
     assert float(case.said().split()[1]) >= 1 + 3.0
     assert int((case.cwd / "told").read_text()) <= 14 - 0.5 - 3.0
     assert time.time() < (case.rundir.deadline(case.generation) or 0.0)
+
+
+OWN_CLOCK = """
+import pathlib, sys, time
+state = pathlib.Path("state.rst")
+at = int(state.read_text()) if state.exists() else 0
+limit = time.monotonic() + float(sys.argv[sys.argv.index("--limit") + 1])
+while at < int(sys.argv[1]) and time.monotonic() < limit:
+    at += 1
+    time.sleep(0.1)
+    state.write_text(str(at))
+"""
+
+
+@pytest.mark.parametrize("how", ["append", "command", "write"])
+def test_a_program_that_ends_by_its_own_clock_is_not_done(case: Case, how: str) -> None:
+    """With code 0, which its recipe takes for the end of the work."""
+    (case.cwd / "limit.in").write_text("none")
+    (case.cwd / "own.py").write_text(OWN_CLOCK)
+    told = {
+        "append": {"append": ["--limit {seconds_left}"]},
+        "command": {"command": f"{sys.executable} own.py 40 --limit {{seconds_left}}"},
+        "write": {
+            "write": {"from": "limit.in", "to": "limit", "replace": {"none": "{seconds_left}"}},
+            "command": f"{sys.executable} own.py 40 --limit $(cat limit)",
+        },
+    }[how]
+    recipe = {
+        "name": "own", "restart": "state.rst", "first": told, "resume": told,
+        "save": {"lead": "2s"}, "complete": {"exit_code": 0},
+    }  # fmt: skip
+    argv = (sys.executable, "own.py", "40")
+    assert EXIT_SAVED == case.link(case.level(recipe), *argv, deadline_s=6.0)
+    assert 0 < int((case.cwd / "state.rst").read_text()) < 40
+    assert EXIT_COMPLETE == case.link(case.level(recipe), *argv, deadline_s=60.0)
+    assert 40 == int((case.cwd / "state.rst").read_text())
+
+
+def test_whoever_removes_the_restarts_begins_anew(case: Case) -> None:
+    """As the steward advises, with the program's files of the work before still in place."""
+    recipe = {
+        "name": "own", "restart": "state", "complete": {"file": "never"},
+        "resume": {"append": ["--from {restart}"]},
+    }  # fmt: skip
+    argv = ("bash", "-c", 'echo "$*" >> seen; echo 1 > state', "own")
+    for _ in range(2):
+        assert EXIT_SAVED == case.link(case.level(recipe), *argv)
+    shutil.rmtree(case.rundir.restarts)
+    for _ in range(2):
+        assert EXIT_SAVED == case.link(case.level(recipe), *argv)
+    seen = (case.cwd / "seen").read_text().splitlines()
+    assert ["", "--from state", "", "--from state"] == [line.strip() for line in seen]
 
 
 def test_a_program_that_cannot_be_run_on_a_node_has_no_bad_files(case: Case) -> None:
@@ -559,6 +627,67 @@ def test_a_command_may_judge_a_file(case: Case, tmp_path: Path) -> None:
     assert ["a.rst"] == collect(level, tmp_path / "1")
 
 
+CANNOT_BE_ASKED = [["no-such-program", "{restart}"], ["sh", "-c", "exit 127"], ["sleep", "9"]]
+
+
+@pytest.mark.parametrize("command", CANNOT_BE_ASKED, ids=" ".join)
+def test_a_command_that_cannot_judge_says_nothing_against_a_file(
+    case: Case,
+    tmp_path: Path,
+    command: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is saved; and left in place, where an earlier link was killed before that."""
+    monkeypatch.setattr(evidence, "COMMAND_S", 0.3)
+    level = opened(case, sane={"command": command})
+    put(case.cwd / "a.rst", "good", 2000)
+    assert ["a.rst"] == collect(level, tmp_path / "1")
+    assert "taken unseen" in caplog.text
+    assert "a.rst" == level._collector.left_since(Beginning("x", case.work()))
+    assert ["a.rst"] == sorted(path.name for path in case.cwd.glob("*.rst*"))
+
+
+def superblock(version: int, size: int) -> bytes:
+    """Of HDF5, as far as it is looked at."""
+    at = {0: 40, 1: 44}.get(version, 28)
+    head = b"\x89HDF\r\n\x1a\n" + bytes([version])
+    return head + bytes(at - 9) + size.to_bytes(8, "little") + bytes(100)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_the_test_of_keras_needs_nothing_of_the_programs_environment(
+    case: Case, version: int
+) -> None:
+    """Which only the command's own shell may know."""
+    sane = next(recipe for recipe in SHIPPED if recipe.name == "keras").sane
+    assert sane is not None
+    level = case.level({"name": "t", "restart": "*.h5", "complete": {"file": "out"}})
+    level.first(case.work("no-such-python", "train.py"))
+    whole, cut, zipped = (case.cwd / name for name in ("whole.h5", "cut.h5", "a.keras"))
+    data = superblock(version, 1000)
+    whole.write_bytes(data.ljust(1000))
+    cut.write_bytes(data.ljust(999))
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.writestr("model.weights.h5", "0123456789" * 100)
+    assert level._evidence.is_whole(sane, whole)
+    assert level._evidence.is_whole(sane, zipped)
+    zipped.write_bytes(zipped.read_bytes()[:-1])
+    for path in (cut, zipped):
+        assert "finds it wrong" in (level._evidence.insane(sane, path) or "")
+
+
+def test_what_is_not_known_to_be_whole_is_no_newer_than_what_was_saved(
+    case: Case, tmp_path: Path
+) -> None:
+    """The one that was saved is; the other is kept beside it."""
+    level = opened(case, sane={"command": ["no-such-program", "{restart}"]})
+    put(case.cwd / "a.rst", "good", 2000)
+    facts = level._collector.collect(tmp_path / "1").facts()
+    put(case.cwd / "b.rst", "half", 3000)
+    assert level._collector.newer_than(facts) is None
+
+
 @pytest.mark.parametrize("pick", ["newest", "all"])
 def test_a_file_that_changes_while_it_is_copied_is_not_kept(
     case: Case, tmp_path: Path, pick: str, monkeypatch: pytest.MonkeyPatch
@@ -693,7 +822,6 @@ case $2 in -cp) echo "step = $(cat $3)";; -s) cat $3;; esac
         ("= 0", 2000, "1", True),
         ("= 1000", 2500, "500", False),
         ("= 1000", 3000, "1", True),
-        ("unknown", 3000, "2000", False),
     ],
 )
 def test_steps_for_mdrun_count_from_the_first_step_of_its_input(
@@ -711,6 +839,100 @@ def test_steps_for_mdrun_count_from_the_first_step_of_its_input(
     start = level.resume(work, case.cwd, {"restart": "prod.cpt", "files": []})
     expected = (*work.argv[:-1], left, "-cpi", "prod.cpt")
     assert (expected, complete) == (start.argv, level.is_complete(work, 0))
+
+
+@pytest.mark.parametrize(
+    ("tpr", "cpt", "said"),
+    [
+        ("   init-step    unknown\n", "1500", "prod.tpr' cannot be run here, or does not say"),
+        ("   init-step    = 0\n", "torn", "nothing shows the step of prod.cpt"),
+    ],
+)
+def test_a_link_that_cannot_be_told_how_many_steps_are_left_is_not_started(
+    case: Case, tpr: str, cpt: str, said: str
+) -> None:
+    """It would do all the steps of the work once more, and be called complete."""
+    gmx = case.cwd / "gmx"
+    gmx.write_text(GMX)
+    gmx.chmod(0o755)
+    (case.cwd / "prod.tpr").write_text(tpr)
+    (case.cwd / "prod.cpt").write_text(cpt)
+    level = Application(recipe_of("gromacs", SHIPPED, case.cwd))
+    facts = {"restart": "prod.cpt", "files": []}
+    work = case.work(str(gmx), "mdrun", "-deffnm", "prod", "-nsteps", "2000")
+    with pytest.raises(ResumeFailed, match=re.escape(said)):
+        level.resume(work, case.cwd, facts)
+    work = case.work(str(gmx), "mdrun", "-deffnm", "prod")
+    assert (*work.argv, "-cpi", "prod.cpt") == level.resume(work, case.cwd, facts).argv
+
+
+@pytest.mark.parametrize(
+    ("command", "files", "refused"),
+    [
+        ("{gmx} mdrun -deffnm prod -nsteps 9", {"prod.tpr": "   init-step    = 0\n"}, False),
+        ("{gmx} mdrun -deffnm prod -nsteps 9", {"prod.tpr": "torn"}, True),
+        ("{gmx} grompp -o prod.tpr; {gmx} mdrun -deffnm prod -nsteps 9", {}, False),
+        ("PATH=x gmx mdrun -deffnm prod -nsteps 9", {"prod.tpr": "   init-step    = 0\n"}, True),
+        ("PATH=x gmx mdrun -deffnm prod", {}, False),
+    ],
+)
+def test_a_number_of_steps_is_taken_where_the_node_can_tell_what_is_left_of_it(
+    case: Case, command: str, files: dict[str, str], refused: bool
+) -> None:
+    """One that only the command's own shell knows tells nobody; at submission no one asks."""
+    gmx = case.cwd / "gmx"
+    gmx.write_text(GMX)
+    gmx.chmod(0o755)
+    for name, text in files.items():
+        (case.cwd / name).write_text(text)
+    level = Application(recipe_of("gromacs", SHIPPED, case.cwd))
+    here = replace(case.work("bash", "-c", command.format(gmx=gmx)), environ={"PATH": "/bin"})
+    assert None is level.probe(here)
+    there = replace(here, environ={**here.environ, ENV_DEADLINE: "/run/control/deadline-1"})
+    said = level.probe(there)
+    assert said is None if not refused else "gmx convert-tpr" in (said or "")
+
+
+@pytest.mark.parametrize(
+    ("progress", "said"),
+    [("STEP_START_VAL 70\n", None), ("no step\n", "nothing shows the step of e.rst")],
+)
+def test_the_steps_in_a_changed_input_are_those_that_are_left_or_no_link_is_started(
+    case: Case, progress: str, said: str | None
+) -> None:
+    recipe = {
+        "name": "t",
+        "values": {"all": {"file": "in", "regex": r"STEPS (\d+)"}},
+        "restart": "e.rst",
+        "progress": {"file": "{restart}", "regex": r"STEP_START_VAL (\d+)", "total": "{all}"},
+        "resume": {"write": {"from": "in", "to": "in.link",
+                             "replace": {r"STEPS \d+": "STEPS {steps_left}"}}},
+        "complete": {"file": "out"},
+    }  # fmt: skip
+    (case.cwd / "in").write_text("STEPS 100\n")
+    (case.cwd / "e.rst").write_text(progress)
+    level, facts = case.level(recipe), {"restart": "e.rst", "files": []}
+    if said is None:
+        level.resume(case.work("x"), case.cwd, facts)
+        assert "STEPS 30\n" == (case.cwd / "in.link").read_text()
+        return
+    with pytest.raises(ResumeFailed, match=said):
+        level.resume(case.work("x"), case.cwd, facts)
+    assert not (case.cwd / "in.link").exists()
+    (case.cwd / "in").write_text("no end\n")
+    level.resume(case.work("x"), case.cwd, facts)
+    assert "no end\n" == (case.cwd / "in.link").read_text()
+
+
+def test_a_program_that_has_not_done_its_first_step_does_all_of_them(case: Case) -> None:
+    """pw.x writes its count with the first step; a relaxation has none."""
+    (case.cwd / "a.in").write_text("&control\n nstep = 9\n/\n")
+    work = case.work("pw.x", "-in", "a.in")
+    level = Application(recipe_of("quantum-espresso", SHIPPED, case.cwd))
+    level.resume(work, case.cwd, {"restart": "x", "files": []})
+    text = (case.cwd / "a.in.link").read_text()
+    assert "restart_mode" in text
+    assert 1 == text.count("nstep")
 
 
 def test_a_script_is_asked_by_its_own_name(case: Case) -> None:

@@ -23,13 +23,19 @@ import pytest
 from dmtcp_case import Lone, Synced
 from test_steward import Case
 
-from hpc_ckpt import events, lease, resources
+from hpc_ckpt import events, lease, processes, resources
 from hpc_ckpt.chain.layers import load
 from hpc_ckpt.chain.planning import make_plan
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED, SpecError
 from hpc_ckpt.events import EventLog
 from hpc_ckpt.levels import dmtcp as room
-from hpc_ckpt.levels import dmtcp_control, dmtcp_coordinator
+from hpc_ckpt.levels import (
+    dmtcp_checkpoint,
+    dmtcp_control,
+    dmtcp_coordinator,
+    dmtcp_files,
+    openfiles,
+)
 from hpc_ckpt.levels.base import (
     Moment,
     NotHere,
@@ -368,12 +374,140 @@ def test_a_busy_coordinator_is_asked_again(lone: Lone, monkeypatch: pytest.Monke
 def test_a_busy_coordinator_is_not_asked_for_ever(
     lone: Lone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "BUSY_S", 0.0)
-    monkeypatch.setattr(room, "DEATH_S", 0.1)
+    monkeypatch.setattr(dmtcp_checkpoint, "BUSY_S", 0.0)
+    monkeypatch.setattr(dmtcp_checkpoint, "DEATH_S", 0.1)
     lone.environ["STAND_IN"] = "busy"
     lone.first(*SLEEP)
     with pytest.raises(SaveFailed, match=r"not in running state.*the program goes on"):
         lone.save()
+
+
+# Bytes before the end of a file change all the time.
+IN_PLACE = """
+import os, time
+if not os.path.exists("table"):
+    open("table", "w").write("0" * 9)
+table = open("table", "r+b", buffering=0)
+print("up", flush=True)
+while True:
+    count = int(table.read(9))
+    table.seek(0)
+    table.write(b"%09d" % (count + 1))
+    table.seek(0)
+    time.sleep(0.001)
+"""
+
+
+def in_place(lone: Lone, mode: str) -> Path:
+    lone.environ["STAND_IN"] = mode
+    lone.first(sys.executable, "-c", IN_PLACE)
+    lone.until_lines(lone.output, 1)
+    return lone.cwd / "table"
+
+
+@pytest.mark.parametrize("mode", ["still", "still-later"])
+def test_files_written_in_place_are_copied_while_the_program_stands_still(
+    lone: Lone, mode: str
+) -> None:
+    """And put back before it goes on; a checkpoint that was over too soon is made again."""
+    table = in_place(lone, mode)
+    restart = lone.save()
+    time.sleep(0.1)
+    (copy,) = (restart.path / openfiles.COPIES).iterdir()
+    saved = copy.read_text()
+    assert 9 == len(saved)
+    lone.end()
+    assert int(table.read_text() or "0") > int(saved)
+    lone.level.resume(lone.work(), restart.path, restart.facts)
+    assert saved == table.read_text()
+
+
+def test_files_in_place_that_could_not_be_copied_in_time_fail_the_save(lone: Lone) -> None:
+    """DMTCP alone would go on from them as they are by then: a wrong result, and no word."""
+    in_place(lone, "")
+    with pytest.raises(SaveFailed, match="writes files in place"):
+        lone.save()
+    assert lone.running.poll() is None
+    assert not any(
+        stat.state == "T" for pid, stat in processes.every() if pid in lone.running.tree()
+    )
+
+
+LARGE = """
+import sys, time
+table = open("table", sys.argv[1], buffering=0)
+table.seek(0, int(sys.argv[2]))
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def large(lone: Lone, monkeypatch: pytest.MonkeyPatch, mode: str, whence: int) -> Path:
+    monkeypatch.setattr(openfiles, "COPY_MOST", 8)
+    (lone.cwd / "table").write_text("0123456789")
+    lone.environ["STAND_IN"] = "still"
+    lone.first(sys.executable, "-c", LARGE, mode, str(whence))
+    lone.until_lines(lone.output, 1)
+    return lone.cwd / "table"
+
+
+def test_a_file_in_place_too_large_to_copy_fails_the_save(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known only while the program stands still: a look at a running one tells nothing of it."""
+    table = large(lone, monkeypatch, "r+b", os.SEEK_SET)
+    into, moment = lone.place / "into", Moment(until=time.monotonic() + 30)
+    lone.level.ask(lone.running, into, moment)
+    with pytest.raises(SaveFailed, match=f"^{table}: written in place, and too large") as failure:
+        lone.level.wait(lone.running, into, moment)
+    assert not passes(failure.value)
+    assert lone.running.poll() is None
+
+
+@pytest.mark.parametrize("mode", ["r+b", "a+b"])
+def test_a_large_output_that_may_be_read_too_fails_no_save(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    """Not even the first, which would cost the level; what is not certain is told."""
+    table = large(lone, monkeypatch, mode, os.SEEK_END)
+    restart = lone.save()
+    assert not (restart.path / openfiles.COPIES).exists()
+    assert f"{table}: too large to be copied" in caplog.text
+    lone.end()
+    table.write_text("0123456789 and more")
+    lone.level.resume(lone.work(), restart.path, restart.facts)
+    if mode == "r+b":  # DMTCP itself cuts the others
+        assert "0123456789" == table.read_text()
+
+
+def test_a_copy_that_fails_lets_the_checkpoint_come_to_its_end(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DMTCP would end a program whose images cannot get their names."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(dmtcp_files, "stored", full)
+    in_place(lone, "still")
+    with pytest.raises(SaveFailed, match="full") as failure:
+        lone.save()
+    assert passes(failure.value)
+    assert lone.running.poll() is None
+    monkeypatch.undo()
+    assert (lone.save().path / openfiles.RECORD).exists()
+
+
+def test_files_in_place_are_as_they_were_where_no_restart_works(lone: Lone) -> None:
+    table = in_place(lone, "still")
+    restart = lone.save()
+    lone.end()
+    table.write_text("999999999")
+    lone.environ["STAND_IN"] = "restart-99"
+    with pytest.raises(ResumeFailed):
+        lone.resume(restart)
+    lone.end()
+    assert "999999999" == table.read_text()
 
 
 def test_images_that_come_after_the_answer_are_waited_for(lone: Lone) -> None:
@@ -395,7 +529,7 @@ def test_a_checkpoint_that_kills_the_program_is_a_failed_save(lone: Lone) -> Non
 def test_a_checkpoint_that_hangs_is_given_up_in_time(
     lone: Lone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "DEATH_S", 0.1)
+    monkeypatch.setattr(dmtcp_checkpoint, "DEATH_S", 0.1)
     lone.environ["STAND_IN"] = "hangs"
     program = lone.first(*SLEEP)
     into = lone.place / "into"
@@ -410,7 +544,7 @@ def test_a_checkpoint_that_outlasts_its_time_still_finds_its_directory(
 ) -> None:
     """DMTCP cannot be stopped in the middle of one, and ends a program whose images it cannot
     name with code 99. Until it is over no other is begun."""
-    monkeypatch.setattr(room, "DEATH_S", 0.1)
+    monkeypatch.setattr(dmtcp_checkpoint, "DEATH_S", 0.1)
     lone.environ["STAND_IN"] = "slow"
     program = lone.first("bash", "-c", "echo >up; sleep 60")
     lone.until_lines(lone.cwd / "up", 1)
@@ -429,7 +563,7 @@ def test_a_checkpoint_that_outlasts_its_time_still_finds_its_directory(
 def test_nothing_of_a_checkpoint_that_outlasts_its_link_stays(
     lone: Lone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "DEATH_S", 0.1)
+    monkeypatch.setattr(dmtcp_checkpoint, "DEATH_S", 0.1)
     lone.environ["STAND_IN"] = "slow"
     program = lone.first("bash", "-c", "echo >up; sleep 60")
     lone.until_lines(lone.cwd / "up", 1)
@@ -505,8 +639,8 @@ def test_a_disk_that_filled_up_during_the_save_is_not_dmtcps_fault(
     """There was space when it was looked at; the program has died of it."""
     lone.environ["STAND_IN"] = "checkpoint-kills"
     lone.first(*SLEEP)
-    answers = iter((None, "1 GiB are needed, 0 are free"))
-    monkeypatch.setattr(room, "check_storage", lambda *_: next(answers))
+    full = "1 GiB are needed, 0 are free"
+    monkeypatch.setattr(dmtcp_checkpoint, "check_storage", lambda *_: full)
     with pytest.raises(SaveFailed, match=r"died \(code 99.*0 are free") as caught:
         lone.save()
     assert passes(caught.value)
@@ -815,7 +949,7 @@ def test_a_first_save_without_time_or_space_is_not_the_levels_fault(
     case: Case, place: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next link tries it again."""
-    monkeypatch.setattr(room, "DEATH_S", 0.1)
+    monkeypatch.setattr(dmtcp_checkpoint, "DEATH_S", 0.1)
     if mode == "full":
         monkeypatch.setattr(room, "image_bytes", lambda pid: 2**60)
     steward = link(case, place, mode, *SLEEP)

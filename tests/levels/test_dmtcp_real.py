@@ -28,6 +28,7 @@ from hpc_ckpt.levels.dmtcp_tool import find_tool, same_addresses
 from hpc_ckpt.levels.restarts import Restart
 from hpc_ckpt.rundir import RunDir
 
+REAL_DMTCP = True
 pytestmark = [
     pytest.mark.skipif(shutil.which("dmtcp_launch") is None, reason="dmtcp_launch is not on PATH"),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
@@ -568,6 +569,78 @@ def test_output_that_was_cut_between_links_is_named(
     assert f"{path} has {20 if what == 'cut' else 0} bytes" in caplog.text
     lines = path.read_text(errors="replace").splitlines()
     assert counting.most > len(lines)
+
+
+IN_PLACE = """
+import mmap, struct, time
+with open("table", "wb") as made:
+    made.write(bytes(4096 * 4))
+with open("mapped", "wb") as made:
+    made.write(bytes(4096 * 4))
+table = open("table", "r+b", buffering=0)
+with open("mapped", "r+b") as stream:
+    mapped = mmap.mmap(stream.fileno(), 0)
+for n in range(4000):
+    at = 4096 * (n % 4)
+    table.seek(at)
+    value = struct.unpack("<q", table.read(8))[0] + 1
+    table.seek(at)
+    table.write(struct.pack("<q", value))
+    mapped[at:at + 8] = struct.pack("<q", struct.unpack("<q", mapped[at:at + 8])[0] + 1)
+    if n % 100 == 0:
+        print(n, flush=True)
+    time.sleep(0.002)
+"""
+
+
+def test_a_file_written_in_place_has_the_bytes_of_the_image(lone: Lone) -> None:
+    """A kill after the save: what was added since is added again, and must not count twice. Its
+    size says nothing; another save is made of the program that went on."""
+
+    def counted(name: str) -> int:
+        data = (lone.cwd / name).read_bytes()
+        return sum(int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 4096))
+
+    lone.first("bash", "-c", f"{PYTHON} -c '{IN_PLACE}'; exit $(( $? + 3 ))")
+    lone.until_lines(lone.output, 3)
+    first = lone.save()
+    lone.until_lines(lone.output, 8)
+    lone.resume(first)
+    lone.until_lines(lone.output, 12)
+    second = lone.save()
+    lone.until_lines(lone.output, 15)
+    record = json.loads((second.path / "openfiles.json").read_text())
+    copied = {Path(entry["path"]).name for entry in record["files"]}
+    assert {"table", "mapped"} <= copied
+    lone.resume(second)
+    assert 3 == lone.code(), lone.output.read_text()
+    assert (4000, 4000) == (counted("table"), counted("mapped"))
+
+
+# One row in a transaction of its own; the end says what became of all of them.
+SQLITE = """
+import sqlite3, time
+database = sqlite3.connect("db")
+database.execute("create table t(k integer primary key, v text)")
+for n in range(60):
+    database.execute("insert into t values(?, ?)", (n, "x" * 50))
+    database.commit()
+    print(n, flush=True)
+    time.sleep(0.1)
+whole = database.execute("pragma integrity_check").fetchall() == [("ok",)]
+keys = [key for (key,) in database.execute("select k from t order by k")]
+raise SystemExit(3 if whole and keys == list(range(60)) else 4)
+"""
+
+
+def test_sqlite_goes_on_writing_after_a_restart(lone: Lone) -> None:
+    """It refuses to, in a file that is another inode than the one it has opened."""
+    lone.first(PYTHON, "-c", SQLITE)
+    lone.until_lines(lone.output, 5)
+    restart = lone.save()
+    lone.until_lines(lone.output, 20)
+    lone.resume(restart)
+    assert 3 == lone.code(), lone.output.read_text()
 
 
 def test_what_it_prints_goes_where_the_restart_is_told(lone: Lone) -> None:

@@ -83,6 +83,23 @@ def test_an_option_that_may_stand_alone_takes_no_other_word_for_its_value(
     assert "prod" == call.option(["-deffnm"])
 
 
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("snakemake -j 1 -- all", "snakemake -j 1 --nolock -d new -- all"),
+        ("snakemake -d old -- -d all > o", "snakemake -d new --nolock -- -d all > o"),
+        ("snakemake -d -- all", "snakemake -d new --nolock -- all"),
+        ("snakemake -j 1 all", "snakemake -j 1 all --nolock -d new"),
+        ("srun -- snakemake all", "srun -- snakemake all --nolock -d new"),
+    ],
+)
+def test_options_stand_before_the_end_of_options(text: str, changed: str) -> None:
+    """Behind it they would be files that nobody can make."""
+    call = find(("bash", "-c", text), ["snakemake"], [], {})
+    assert call is not None
+    assert changed == call.with_words(["--nolock"]).with_option(["-d", "new"]).argv()[-1]
+
+
 def test_a_value_may_be_a_negative_number_and_one_that_is_missing_is_none() -> None:
     call = found("gmx", "mdrun", "-nsteps", "-1", "-cpi", "-s", "a.tpr", "-cpo")
     assert ("-1", None, "a.tpr", None) == tuple(

@@ -1,9 +1,16 @@
 """Files that a program writes: recorded, cut back, put back."""
 
+import contextlib
 import mmap
 import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -29,8 +36,16 @@ def mine(place: Path) -> dict[str, bool]:
 
 
 def save(place: Path) -> Path:
+    """Without what the tests themselves have open, as their output in a file."""
+
+    def written_here(pids: list[int]) -> dict[str, openfiles.Written]:
+        found = written_by(pids)
+        return {path: one for path, one in found.items() if Path(path).is_relative_to(place)}
+
     restart = place / "restart"
-    record(os.getpid(), restart)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openfiles, "written_by", written_here)
+        record(os.getpid(), restart)
     return restart
 
 
@@ -60,6 +75,27 @@ def test_in_place_is_all_but_the_end(place: Path) -> None:
         back.seek(1)
         expected = {"appended": False, "seeked": True, "sequential": False, "back": True}
         assert expected == mine(place)
+
+
+def test_what_may_be_read_too_may_be_changed_anywhere(place: Path) -> None:
+    """Also one of mode "a+", which is rewritten by truncate() and write()."""
+    for name in ("log", "table"):
+        (place / name).write_text("0123456789")
+    with (place / "log").open("a+") as log, (place / "table").open("r+") as table:
+        log.seek(3)
+        table.seek(0, os.SEEK_END)
+        assert {"log": True, "table": True} == mine(place)
+
+
+def test_a_file_that_grows_between_two_looks_is_at_its_end(place: Path) -> None:
+    """The program runs: its size is that of a moment before its position."""
+    path, info = place / "frames", place / "info"
+    path.write_text("0123456789")
+    with path.open("r+") as stream:
+        link = Path(f"/proc/self/fd/{stream.fileno()}")
+        for position, in_place in ((9, True), (10, False), (14, False)):
+            info.write_text(f"pos:\t{position}\nflags:\t0{os.O_WRONLY:o}\n")
+            assert [in_place] == [one.in_place for one in openfiles._described(link, info)]
 
 
 def test_a_mapping_counts_when_its_file_is_closed(place: Path) -> None:
@@ -133,13 +169,61 @@ def test_what_is_put_back_may_be_gone(place: Path) -> None:
     assert "0123456789" == (place / "table").read_text()
 
 
+def test_what_is_the_same_is_left_alone(place: Path) -> None:
+    """Of the system, perhaps."""
+    (place / "table").write_text("0123456789")
+    with (place / "table").open("r+"):
+        restart = save(place)
+    before = (place / "table").stat()
+    assert [] == roll_back(restart, rollback.read(restart), place / "kept")
+    assert before.st_ino == (place / "table").stat().st_ino
+
+
+@pytest.mark.parametrize("what", ["in the middle", "mapped", "twice"])
 def test_a_file_too_large_to_copy_fails_the_save(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(openfiles, "COPY_MOST", 9)
     (place / "table").write_text("0123456789")
-    with (place / "table").open("r+"), pytest.raises(OSError, match="table: written in place"):
-        save(place)
+    with (place / "table").open("r+") as table, contextlib.ExitStack() as more:
+        if what != "in the middle":
+            table.seek(0, os.SEEK_END)
+        if what == "mapped":
+            more.enter_context(mmap.mmap(table.fileno(), 10))
+        if what == "twice":
+            more.enter_context((place / "table").open("r+"))
+        with pytest.raises(OSError, match="table: written in place"):
+            save(place)
+
+
+def test_of_a_large_file_that_is_at_its_end_the_size_does(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libgfortran opens for reading and writing whatever is only written. It is told."""
+    monkeypatch.setattr(openfiles, "COPY_MOST", 9)
+    for name in ("output", "log", "small"):
+        (place / name).write_text("0123456789" if name != "small" else "0123")
+    with (
+        (place / "output").open("r+") as output,
+        (place / "log").open("a+") as log,
+        (place / "small").open("r+") as small,
+    ):
+        for stream in (output, small):
+            stream.seek(0, os.SEEK_END)
+        log.seek(0)
+        found = rollback.read(save(place))
+        for stream in (output, log, small):
+            stream.write("more")
+    copies = {Path(entry["path"]).name: entry["copy"] is not None for entry in found["files"]}
+    assert {"output": False, "log": False, "small": True} == copies
+    told = sorted(
+        line.partition(": too large to be copied")[0] for line in openfiles.warnings(found)
+    )
+    assert [f"{place}/log", f"{place}/output"] == told
+    roll_back(place / "restart", found, place / "kept")
+    assert ["0123456789", "0123456789", "0123"] == [
+        (place / name).read_text() for name in ("output", "log", "small")
+    ]
 
 
 def test_files_that_nobody_rolls_back_are_told(place: Path) -> None:
@@ -199,3 +283,172 @@ def test_where_nothing_can_be_kept_nothing_is_taken_away(place: Path) -> None:
     with pytest.raises(ResumeFailed, match="could not be kept"):
         roll_back(restart, rollback.read(restart), place / "file" / "kept")
     assert "one\n" == (place / "log").read_text()
+
+
+def inodes(place: Path, *names: str) -> list[int]:
+    return [(place / name).stat().st_ino for name in names]
+
+
+@pytest.mark.parametrize("longer", [True, False])
+def test_a_file_stays_the_same_inode_when_it_is_put_back(place: Path, longer: bool) -> None:
+    """SQLite remembers it, and writes to no other: "attempt to write a readonly database"."""
+    (place / "table").write_text("0123456789")
+    (place / "table").chmod(0o640)
+    with (place / "table").open("r+"):
+        restart = save(place)
+    now = "abcdefghijklmn" if longer else "abc"
+    (place / "table").write_text(now)
+    before = inodes(place, "table")
+    roll_back(restart, rollback.read(restart), place / "kept")
+    assert (before, "0123456789") == (inodes(place, "table"), (place / "table").read_text())
+    rollback.undo(place / "kept")
+    assert (before, now) == (inodes(place, "table"), (place / "table").read_text())
+    assert 0o640 == stat.S_IMODE((place / "table").stat().st_mode)
+
+
+@pytest.mark.parametrize("during", ["roll back", "undo"])
+def test_a_kill_while_files_are_overwritten_is_mended_by_the_next_link(
+    place: Path, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    """Half of one is written, the other not at all; what was there is on the disk by then."""
+    names = ("one", "two")
+    for name in names:
+        (place / name).write_text(f"{name}: saved")
+    with (place / "one").open("r+"), (place / "two").open("r+"):
+        restart = save(place)
+    for name in names:
+        (place / name).write_text(f"{name}: newer, and longer")
+    kept, before = place / "kept", inodes(place, *names)
+
+    def killed(source: IO[bytes], target: IO[bytes], *_: int) -> None:
+        assert (kept / rollback.JOURNAL).exists()
+        target.write(source.read(7))
+        target.flush()
+        raise KeyboardInterrupt
+
+    if during == "undo":
+        roll_back(restart, rollback.read(restart), kept)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "copyfileobj", killed)
+        if during == "undo":
+            rollback.undo(kept)
+        else:
+            roll_back(restart, rollback.read(restart), kept)
+    rollback.undo(kept)
+    assert [f"{name}: newer, and longer" for name in names] == [
+        (place / name).read_text() for name in names
+    ]
+    rollback.TakenAway().roll_back(restart, rollback.read(restart), kept)
+    assert [f"{name}: saved" for name in names] == [(place / name).read_text() for name in names]
+    assert before == inodes(place, *names)
+
+
+def test_what_is_kept_is_on_the_disk_before_anything_is_overwritten(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "table").write_text("0123456789")
+    with (place / "table").open("r+"):
+        restart = save(place)
+    (place / "table").write_text("abc")
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name.partition(".tmp")[0])
+
+    monkeypatch.setattr(os, "fsync", noted)
+    roll_back(restart, rollback.read(restart), place / "kept")
+    journal = synced.index(f".{rollback.JOURNAL}")
+    assert {place.name, "0"} <= set(synced[:journal])
+    assert synced.index("kept") < synced.index("table")
+
+
+def test_a_file_that_was_not_there_is_gone_again_where_the_restart_does_not_work(
+    place: Path,
+) -> None:
+    """An old journal of a database beside a newer one would be played back into it."""
+    (place / "journal").write_text("old")
+    with (place / "journal").open("r+"):
+        restart = save(place)
+    (place / "journal").unlink()
+    roll_back(restart, rollback.read(restart), place / "kept")
+    assert (place / "journal").exists()
+    rollback.undo(place / "kept")
+    assert not (place / "journal").exists()
+
+
+# Saved after the first word, killed after the second: in the middle of a transaction that has
+# reached the file, so that its journal is hot, or with commits that are in the log alone.
+SQLITE = """
+import sqlite3, sys
+database = sqlite3.connect("db")
+database.execute(f"pragma journal_mode={sys.argv[1]}")
+database.execute("create table t(k integer primary key, v text)")
+database.execute("create index i on t(v)")
+many = "insert into t values(?, ?)"
+database.executemany(many, [(n, f"x{n * 7919 % 1000}" * 20) for n in range(2000)])
+database.commit()
+if sys.argv[1] == "wal":
+    database.close()
+    database = sqlite3.connect("db")
+file = open("db", "r+b")  # of a connection that has not read yet, no log is there
+print("saved", flush=True)
+sys.stdin.readline()
+database.executemany(many, [(n, f"y{n * 7919 % 1000}" * 20) for n in range(2000, 6000)])
+database.commit()
+database.execute("delete from t where k % 3 = 0")
+database.commit()
+database.execute("pragma cache_size=5")
+database.execute("update t set v = v || 'zzzz'")
+print("middle", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("mode", ["delete", "truncate", "persist", "wal"])
+def test_a_journal_of_sqlite_that_came_after_the_save_is_not_played_back(
+    place: Path, mode: str
+) -> None:
+    """Into the file as it was before: rows of two histories, and a damaged index."""
+    restart, kept = place / "restart", place / "kept"
+    argv = [sys.executable, "-c", SQLITE, mode]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin is not None and program.stdout is not None
+        assert "saved\n" == program.stdout.readline()
+        record(program.pid, restart)
+        program.stdin.write("\n")
+        program.stdin.flush()
+        assert "middle\n" == program.stdout.readline()
+        program.kill()
+    names = sorted(path.name for path in place.glob("db*"))
+    assert len(names) > 1
+    killed = {name: (place / name).read_bytes() for name in names}
+    for _ in range(2):
+        roll_back(restart, rollback.read(restart), kept)
+        rollback.undo(kept)
+        assert killed == {path.name: path.read_bytes() for path in place.glob("db*")}
+    roll_back(restart, rollback.read(restart), kept)
+    rollback.forget(kept)
+    with contextlib.closing(sqlite3.connect(place / "db")) as database:
+        assert [("ok",)] == database.execute("pragma integrity_check").fetchall()
+        assert [(2000,)] == database.execute("select count(*) from t").fetchall()
+
+
+def test_only_what_came_after_the_save_is_taken_away(place: Path) -> None:
+    """And nothing beside a file that is only appended to, or that is no database."""
+    head = "SQLite format 3\0"
+    for name in ("table", "table-journal", "notes"):
+        (place / name).write_text(f"{head if name == 'table' else ''}saved")
+    with (place / "table").open("r+"), (place / "notes").open("r+"), (place / "log").open("a"):
+        restart = save(place)
+    after = ("table-journal", "table-wal", "table-old", "log-journal", "notes-journal")
+    for name in ("table", "notes", *after):
+        (place / name).write_text(f"{head if name == 'table' else ''}later")
+    roll_back(restart, rollback.read(restart), place / "kept")
+    found = {path.name: path.read_text() for path in place.iterdir() if path.name in after}
+    later = dict.fromkeys(("table-old", "log-journal", "notes-journal"), "later")
+    assert {"table-journal": "saved", **later} == found
+    assert (f"{head}saved", "saved") == tuple((place / n).read_text() for n in ("table", "notes"))

@@ -25,6 +25,7 @@ from hpc_ckpt.levels.restarts import Restarts
 from hpc_ckpt.making import prepare
 from hpc_ckpt.rundir import Done, RunDir
 
+REAL_DMTCP = True
 CLI = [sys.executable, "-m", "hpc_ckpt.cli"]
 MODEL = """
 import torch

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from molecules import require
 
 from hpc_ckpt.chain.spec import Spec
 from hpc_ckpt.errors import SpecError
@@ -79,7 +80,8 @@ def test_a_recipe_comes_back_from_json(name: str) -> None:
         ("julia s.jl", {"s.jl": 'deserialize("s.jls"); serialize("s.jls", x)'}, "julia", ["s.jls"]),
         ("python -u s.py", {"s.py": "s.loadCheckpoint('c.chk')\ns.saveCheckpoint('c.new')\n"
          "os.replace('c.new', 'c.chk')"}, "openmm", ["c.chk"]),
-        ("python s.py", {"s.py": "import keras\nF='t/{epoch}.keras'\nm.save(F); load_model(F)"},
+        ("python s.py", {"s.py": "import keras\nF='t/{epoch}.keras'\nfor epoch in "
+         "range(begin, 9): m.save(F)\nload_model(F)"},
          "keras", ["t/5.keras"]),
         ("nextflow run main.nf", {}, "nextflow", [".nextflow/history"]),
         ("snakemake -j4", {}, "snakemake", [".snakemake/metadata/x"]),
@@ -117,6 +119,88 @@ def test_an_option_of_the_program_is_no_text_for_a_shell(
     recipe = matching(SHIPPED.values(), this) or untried(SHIPPED.values(), this)
     assert recipe is not None
     assert name == recipe.name
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "make snakemake",
+        "python3 sim.py --out results/snakemake",
+        "python3 ./sim.py snakemake",
+        "python -m sim --out snakemake",
+        "conda run -n snakemake python3 sim.py",
+        "conda run --no-capture-output -n snakemake python3 sim.py",
+        "srun -J snakemake ./sim",
+        "srun --job-name snakemake python sim.py",
+        "mpirun -np 4 ./sim --out snakemake",
+        "bash run.sh snakemake",
+        "bash -c 'A=1 nohup ./sim --out snakemake'",
+        "./sim /scratch/snakemake",
+        "rm -rf snakemake",
+        "apptainer exec snakemake python3 sim.py",
+    ],
+)
+def test_a_program_that_is_only_an_argument_is_not_recognised(tmp_path: Path, command: str) -> None:
+    """The recipe would be taken for a program that it knows nothing of."""
+    assert None is matching(SHIPPED.values(), work(tmp_path, *shlex.split(command)))
+
+
+@pytest.mark.parametrize(
+    "lead",
+    [
+        "",
+        "mpirun -np 4",
+        "mpirun --oversubscribe",
+        "mpirun --bind-to core --mca btl self,vader -x A=1",
+        "mpiexec -genv OMP_NUM_THREADS 4 -n 4",
+        "mpiexec.hydra -some-new-option 4 -hostfile ./hosts",
+        "srun",
+        "srun -l",
+        "srun -n4 --mpi=pmix --cpu-bind cores",
+        "srun --new-option x ./select_gpu",
+        "srun -n 4 /opt/site/bind_gpu.sh",
+        "./select_gpu.sh",
+        "env OMP_NUM_THREADS=4",
+        "env -u A -i B=1 nice -n 5",
+        "taskset -c 0-3",
+        "taskset 0x3",
+        "numactl -C 0-3 -l",
+        "timeout -k 5 60",
+        "timeout --foreground 1h",
+        "/usr/bin/time -v",
+        "nice -n 10",
+        "nohup",
+        "conda run -n env python -m",
+        "conda run -n snakemake",
+        "time -p",
+        "uvx",
+        "sudo -u me",
+        "pipx run",
+        "conda run --no-capture-output -p /opt/env",
+        "python -m",
+        "python3.11 -u -W ignore -m",
+        "python /opt/env/bin/",
+        "apptainer exec img.sif",
+        "apptainer exec --nv -B /a:/b img.sif",
+        "singularity run --some-new-option img.sif",
+        "mpirun -np 2 apptainer exec snakemake",
+        "mpirun -np 2 bash -c",
+        "bash -c 'cd . && time A=1 env B=2",
+        "bash -c 'mkdir -p out; if true; then exec",
+    ],
+)
+def test_a_program_is_recognised_behind_those_that_start_it(tmp_path: Path, lead: str) -> None:
+    quoted = "'" if lead.count("'") == 1 else ""
+    command = f"{lead}{'' if lead.endswith('/') else ' '}snakemake{quoted} "
+    argv = shlex.split(command) if quoted else [*shlex.split(command), "-j", "4"]
+    found = matching(SHIPPED.values(), work(tmp_path, *argv))
+    assert found is not None and "snakemake" == found.name
+
+
+def test_who_names_a_recipe_knows_his_launcher_best(tmp_path: Path) -> None:
+    this = work(tmp_path, "mylaunch", "--with", "it", "snakemake", "-j", "4")
+    assert None is matching(SHIPPED.values(), this)
+    assert "snakemake" == choose(this, recipes=SHIPPED.values(), recipe="snakemake").chosen
 
 
 @pytest.mark.parametrize(
@@ -173,6 +257,81 @@ def test_a_command_that_goes_elsewhere_is_refused(tmp_path: Path, text: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("srun -n 4 --chdir=sim gmx_mpi mdrun", "'--chdir=sim' comes before gmx_mpi mdrun"),
+        ("srun --chdir sim gmx_mpi mdrun", "'--chdir sim'"),
+        ("srun -D sim gmx_mpi mdrun", "'-D sim'"),
+        ("srun -Dsim gmx_mpi mdrun", "'-Dsim'"),
+        ("mpirun -np 4 -wdir sim gmx_mpi mdrun", "'-wdir sim'"),
+        ("mpiexec --wdir sim gmx_mpi mdrun", "'--wdir sim'"),
+        ("/opt/ompi/bin/mpirun -wd sim env A=1 gmx_mpi mdrun", "'-wd sim'"),
+        ("env -C sim gmx mdrun", "'-C sim'"),
+        ("env A=1 --chdir=sim gmx mdrun", "'--chdir=sim'"),
+        ("srun -D sim bash -c 'gmx_mpi mdrun'", "'-D sim'"),
+        ("bash -c 'ulimit -s unlimited; srun -D sim gmx_mpi mdrun'", "'-D sim'"),
+        ("apptainer exec --pwd /data img.sif gmx mdrun", "'--pwd /data'"),
+        ("apptainer exec -B sim:/data --pwd /data img.sif gmx mdrun", "'--pwd /data'"),
+        ("conda run -n gmx --cwd sim gmx mdrun", "'--cwd sim'"),
+    ],
+)
+def test_a_launcher_that_takes_a_program_elsewhere_is_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    """As `cd` is: nothing would be found to save, and every link begin at 0."""
+    (tmp_path / "sim").mkdir()
+    why = Application(SHIPPED["gromacs"]).probe(work(tmp_path, *shlex.split(text)))
+    assert why is not None and said in why and "submit from that directory" in why
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "srun -n 4 -C haswell --constraint=sim gmx_mpi mdrun -deffnm prod -c sim",
+        "srun -D . gmx_mpi mdrun",
+        "srun --chdir={here} gmx_mpi mdrun",
+        "mpirun -np 4 gmx_mpi mdrun",
+        "mpirun -np 4 -x D -host sim gmx_mpi mdrun",
+        "env OMP_NUM_THREADS=4 gmx mdrun",
+        "taskset -c 0-3 gmx mdrun",
+        "numactl -C 0-3 gmx mdrun",
+        "env A=1 numactl -C 0-3 gmx mdrun",
+        "conda run -n env gmx mdrun",
+        "apptainer exec img.sif gmx mdrun",
+        "apptainer exec --bind {here}:/data:rw,/scratch --pwd /data img.sif gmx mdrun",
+        "apptainer exec --bind={here}:/data --workdir /tmp/x --pwd /data img.sif gmx mdrun",
+    ],
+)
+def test_a_launcher_that_stays_here_is_taken(tmp_path: Path, text: str) -> None:
+    argv = shlex.split(text.format(here=tmp_path))
+    assert None is Application(SHIPPED["gromacs"]).probe(work(tmp_path, *argv))
+
+
+@pytest.mark.parametrize(
+    "option", ["-d wd", "--directory wd", "--directory=wd", "-d {here}/wd", "-d sub/../wd"]
+)
+def test_the_directory_that_snakemake_is_given_has_its_restart_files(
+    tmp_path: Path, option: str
+) -> None:
+    """Without them the second link would find a lock, and end."""
+    (tmp_path / "wd/.snakemake/locks").mkdir(parents=True)
+    (tmp_path / "wd/.snakemake/locks/0.input.lock").write_text("x")
+    (tmp_path / "sub").mkdir()
+    this = work(tmp_path, "snakemake", *option.format(here=tmp_path).split(), "-j", "1")
+    level = Application(SHIPPED["snakemake"])
+    assert None is level.probe(this)
+    level._open(this)
+    lock = tmp_path / "wd/.snakemake/locks/0.input.lock"
+    assert [lock] == [Path(path).resolve() for path in level._collector.stamps()]
+    facts = level._collector.collect(tmp_path).facts()
+    assert (*this.argv, "--rerun-incomplete", "--nolock") == level.resume(
+        this, tmp_path, facts
+    ).argv
+    said = level.probe(work(tmp_path, "snakemake", "-dwd", "-j", "1"))
+    assert "as two words" in (said or "")
+
+
+@pytest.mark.parametrize(
     "text",
     ["cd . && gmx mdrun", 'cd "$HERE"; gmx mdrun', "gmx mdrun && cd sim", "echo cd; gmx mdrun"],
 )
@@ -212,6 +371,46 @@ def test_an_input_is_not_taken_for_a_restart_file(
     assert None is level.probe(this)
     level.first(this)
     assert [str(tmp_path / file)] == list(level._collector.stamps())
+
+
+SAVES = 'import keras\nCK = keras.ModelCheckpoint("ck/{epoch:03d}.keras")\n'
+
+
+@pytest.mark.parametrize(
+    ("script", "taken"),
+    [
+        ('m = load_model("pretrained.keras")\n', False),
+        ('m = load_model(filepath="base/pretrained.keras")\nm.fit(x, initial_epoch=0)\n', False),
+        ('initial_epoch = 0\nm = load_model("pretrained.keras")\n', False),
+        ('images = glob.glob("data/*.png")\nm.load_weights("imagenet.h5")\n', False),
+        ("m = keras.models.load_model(sys.argv[1])\n", False),
+        ("m = load_model(last)\nm.fit(x, initial_epoch = 0)\n", False),
+        ('files = glob("data/*")\nm = load_model(args.pretrained)\nm.fit(x)\n', False),
+        ("m = load_model(last)\nfor epoch in range(EPOCHS):\n    m.save(F)\n", False),
+        ("m = load_model(last)\nm.fit(x, initial_epoch=done)\n", True),
+        ("m = load_model(last)\nm.fit(x, initial_epoch=int(last.stem) if last else 0)\n", True),
+        ("m = load_model(last)\nfor epoch in range(done + 1, EPOCHS):\n    m.save(F)\n", True),
+        ("for epoch in tqdm(range(len(files), 10)):\n    m = load_model(last)\n", True),
+        ("for epoch in range(int(last.stem) + 1 if last else 0, 10):\n    load_model(x)\n", True),
+        ("m = load_model(last)\nfor epoch in range(0, 10):\n    m.save(F)\n", False),
+        ("m = load_model(last)\nfor epoch in tqdm(range(EPOCHS), desc=x):\n    m.save(F)\n", False),
+        ("m.load_weights(tf.train.latest_checkpoint('ck'))\n", True),
+        ('m = load_model("base.keras")\nm.fit(x, callbacks=[BackupAndRestore("b")])\n', True),
+    ],
+)
+def test_a_script_of_keras_has_to_begin_at_a_later_epoch(
+    tmp_path: Path, script: str, taken: bool
+) -> None:
+    """One that loads a model, of whatever training, and counts from the first, gets nowhere."""
+    (tmp_path / "s.py").write_text(SAVES + script)
+    choice = choose(work(tmp_path, "python", "s.py"), recipes=SHIPPED.values())
+    if taken:
+        assert "keras" == choice.chosen
+        return
+    assert "keras" not in [entry["name"] for entry in choice.entries]
+    said = dict(choice.rejected)["keras"]
+    assert "a first epoch that is not always the first (initial_epoch" in said
+    assert "every link would begin anew" in said
 
 
 @pytest.mark.parametrize(
@@ -470,6 +669,25 @@ def test_a_file_whose_name_only_lammps_knows_does_not_tell_the_step(
     assert "begin the columns with step" in (said or "")
 
 
+@pytest.mark.parametrize("option", ["-var", "-v"])
+def test_variables_of_the_command_do_not_outrank_what_lammps_is_told(
+    tmp_path: Path, option: str
+) -> None:
+    """It takes the first of two: with mode start in the command every link would begin anew."""
+    require("lmp")
+    script = 'variable mode index start\nprint "is ${mode}, ${restart}"\n'
+    (tmp_path / "in.x").write_text(f"{script}{READS}restart 9 ck.a ck.b\nrun 9 upto\n")
+    (tmp_path / "ck.a").write_text("x")
+    text = f"OMP_NUM_THREADS=1 lmp {option} mode start {option} restart none -log l < in.x"
+    this, level = work(tmp_path, "bash", "-c", text), Application(SHIPPED["lammps"])
+    assert None is level.probe(this)
+    assert this.argv == level.first(this).argv
+    argv = level.resume(this, tmp_path, {"restart": "ck.a", "files": []}).argv
+    assert text.replace("lmp", "lmp -var mode resume -var restart ck.a") == argv[-1]
+    said = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert "is resume, ck.a" in said
+
+
 PART = "restart 100 ck.a ck.b\n"
 LIMIT = "timer timeout ${timeout} every 100\n"
 RESET = 'if "${mode} == start" then "run 500" "reset_timestep 0"\n'
@@ -669,6 +887,10 @@ def test_the_log_of_a_link_that_was_killed_is_no_script(tmp_path: Path) -> None:
         ("lmp -in in.var", "'restart 100 ${name}.a ${name}.b': its files would not be found"),
         ("snakemake -j 1 -n", "-n: nothing is run"),
         ("snakemake -np", "nothing is run"),
+        ("snakemake -pn", "nothing is run"),
+        ("snakemake -rpn all", "nothing is run"),
+        ("snakemake -Fnr all", "nothing is run"),
+        ("gmx mdrun -s a.tpr -rerun old.xtc", "-rerun: it goes through a trajectory"),
         ("snakemake --dry-run all", "--dry-run: nothing is run"),
     ],
 )
@@ -680,6 +902,73 @@ def test_a_command_whose_files_cannot_be_known_is_refused(
         (tmp_path / name).write_text(f"{READS}restart 100 {restart}\nrun 500 upto\n")
     choice = choose(work(tmp_path, "bash", "-c", command), recipes=SHIPPED.values())
     assert said in " ".join(why for _, why in choice.rejected)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("snakemake -j 50 --cluster 'sbatch -c 1'", "outlive the link"),
+        ("snakemake -j 50 --cluster=sbatch", "outlive the link"),
+        ("snakemake -j 50 --cluster-generic-submit-cmd sbatch", "outlive the link"),
+        ("snakemake --slurm --default-resources slurm_account=x", "outlive the link"),
+        ("snakemake --drmaa", "outlive the link"),
+        ("snakemake --executor slurm -j 9", "outlive the link"),
+        ("snakemake --executor=lsf -j 9", "outlive the link"),
+        ("snakemake -e cluster-generic -j 9", "outlive the link"),
+        ("snakemake --profile slurm", "write its other options into the command"),
+        ("snakemake --prof slurm", "write its other options into the command"),
+        ("snakemake --workflow-profile=p", "write its other options into the command"),
+        ("snakemake --workflow-profile none -j 4", None),
+        ("bash -c 'SNAKEMAKE_PROFILE=p snakemake -j 4'", "write its other options into the"),
+        ("bash -c 'export SNAKEMAKE_PROFILE=p; snakemake -j 4'", "write its other options into"),
+        ("nextflow run main.nf -process.executor slurm", "outlive the link"),
+        ("nextflow run main.nf -process.executor=lsf", "outlive the link"),
+        ("snakemake -j 4 --executor local", None),
+        ("snakemake -pr -snew.smk -Cn=1 -j1 final", None),
+        ("snakemake -e local --executor=local -c 4 all", None),
+        ("snakemake --use-conda --configfile cluster.yaml --cores 4", None),
+        ("nextflow run main.nf -process.executor local -profile docker", None),
+    ],
+)
+def test_a_workflow_that_submits_jobs_of_its_own_is_refused(
+    tmp_path: Path, command: str, said: str | None
+) -> None:
+    """Those that still run would be submitted again, and write the same files."""
+    this = work(tmp_path, *shlex.split(command))
+    why = Application(SHIPPED["snakemake" if "snakemake" in command else "nextflow"]).probe(this)
+    assert why is None if said is None else said in (why or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("executor: slurm\n", "executor: slurm"),
+        ("cores: 4\ncluster-generic-submit-cmd: sbatch\n", "cluster-generic-submit-cmd"),
+        ("executor: local\ncores: 4\n", None),
+        ("cores: 4\nset-threads: {cluster: 3}\n", None),
+    ],
+)
+@pytest.mark.parametrize("place", ["profiles/default", "workflow/profiles/default"])
+def test_a_profile_that_snakemake_reads_unasked_counts_too(
+    tmp_path: Path, place: str, text: str, said: str | None
+) -> None:
+    """From its release 8 on. And one that the environment names."""
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "config.v8+.yaml").write_text(text)
+    level, this = Application(SHIPPED["snakemake"]), work(tmp_path, "snakemake", "-j4")
+    why = level.probe(this)
+    assert why is None if said is None else said in (why or "")
+    named = replace(this, environ={**this.environ, "SNAKEMAKE_PROFILE": "site"})
+    assert "SNAKEMAKE_PROFILE: a profile" in (level.probe(named) or "")
+    for word in ("--workflow-profile=none", "--executor=local"):
+        assert None is level.probe(work(tmp_path, "snakemake", "-j4", word))
+
+
+def test_what_the_configuration_of_a_workflow_says_is_its_own_affair(tmp_path: Path) -> None:
+    """Keys of the user's, and no options of Snakemake."""
+    (tmp_path / "config.yaml").write_text("cluster: leiden\nslurm: no\nclusters: 8\n")
+    this = work(tmp_path, "snakemake", "-j4", "--configfile", "config.yaml")
+    assert None is Application(SHIPPED["snakemake"]).probe(this)
 
 
 @pytest.mark.parametrize("command", ["lmp -in in.x -log log.$SLURM_JOB_ID", "gmx mdrun -deffnm $N"])

@@ -100,7 +100,7 @@ def test_gromacs(idle_cluster: DevCluster, tmp_path: Path) -> None:
 
 def test_lammps(idle_cluster: DevCluster, tmp_path: Path) -> None:
     require("lmp")
-    steps = 30000
+    steps = 60000  # on a fast machine half as many are done before anybody can kill it
     lennard_jones(tmp_path, steps)
     chain = submit(idle_cluster, tmp_path, [*MPIRUN, "lmp", "-in", "in.lj"], "lammps")
     at_the_limit(chain, 1)

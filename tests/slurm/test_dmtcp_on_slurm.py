@@ -13,6 +13,7 @@ from chains import SubmittedChain, kill_steward, recorded, submit_chain
 from chains_of_programs import undisturbed, write_program
 from devcluster import DevCluster
 
+REAL_DMTCP = True
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(shutil.which("dmtcp_launch") is None, reason="dmtcp_launch is not on PATH"),

@@ -45,7 +45,8 @@ echo "$SLURMD_NODENAME" >>{tmp_path}/tried
     assert bad in tried
     assert tried.count(bad) <= MEMBERS
     assert MEMBERS == len(tried) - tried.count(bad)
-    assert [bad] == (tmp_path / "run" / "logs" / "setup-bad-nodes").read_text().split()
+    # Two members that begin at the same moment may both find it.
+    assert {bad} == set((tmp_path / "run" / "logs" / "setup-bad-nodes").read_text().split())
     note(
         "one node without a working environment, met by all six members of a sweep",
         "excluded for the sweep; all members completed elsewhere",

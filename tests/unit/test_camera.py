@@ -398,6 +398,20 @@ def test_two_buffers_may_hold_different_forms() -> None:
         second.release()
 
 
+def test_a_released_snapshot_keeps_no_buffer_alive() -> None:
+    """What follows a commit still has the snapshot when the next one needs a larger buffer."""
+    camera = Camera()
+    kept = camera.take({"w": torch.ones(3)})
+    memory = camera._slots[0].memory
+    assert memory is not None
+    too_small = weakref.ref(memory.obj)
+    del memory
+    kept.release()
+    larger = camera.take({"w": torch.ones(9000)})
+    assert ((), None) == (kept.images, too_small())
+    assert reference({"w": torch.ones(9000)}) == seen(larger)
+
+
 def test_without_a_free_buffer_nothing_is_taken() -> None:
     """Training is not blocked: whoever asks first finds that the camera is not ready."""
     camera = Camera()
@@ -539,16 +553,20 @@ def test_a_snapshot_under_way_keeps_nothing_alive(extra: dict[str, Any]) -> None
     assert snapshot.make_tree()
 
 
-def test_a_parameter_whose_data_is_gone_is_refused() -> None:
+@pytest.mark.parametrize(
+    "goes", ["w = torch.ones(9, device='meta')", "w.untyped_storage().resize_(0)"]
+)
+def test_a_parameter_whose_data_is_gone_is_refused(goes: str) -> None:
     """By UnsupportedState, as at the first snapshot; not by the death of the program."""
     program = (
         "import torch\n"
         "from hpc_ckpt.engine.snapshot import Camera\n"
         "from hpc_ckpt.errors import UnsupportedState\n"
-        "camera = Camera()\n"
-        "camera.take({'w': torch.ones(9)}).release()\n"
+        "camera, w = Camera(), torch.ones(9)\n"
+        "camera.take({'w': w}).release()\n"
+        f"{goes}\n"
         "try:\n"
-        "    camera.take({'w': torch.ones(9, device='meta')})\n"
+        "    camera.take({'w': w})\n"
         "except UnsupportedState:\n"
         "    raise SystemExit(7)\n"
     )

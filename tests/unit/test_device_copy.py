@@ -335,6 +335,7 @@ def test_a_buffer_is_whole_pages(size: int, pinned: bool, monkeypatch: pytest.Mo
             return getattr(torch, name)
 
     monkeypatch.setattr(copying, "torch", Unpinned())
-    buffer = buffer_for(size, pinned=pinned)
+    with torch.device("meta"):  # the program's default device, of whose memory none can be pinned
+        buffer = buffer_for(size, pinned=pinned)
     assert ([True] * pinned, 0, 0) == (asked, fsio.address(buffer) % fsio.PAGE, len(buffer) % 4096)
     assert max(size, 1) <= len(buffer) < size + 2 * fsio.PAGE

@@ -95,6 +95,8 @@ CHANGES = [
      "write max_submit: 500"),
     ("jobs in the queue", {}, {"associations": None}, Grade.NOTE, "write limits.max_submit"),
     ("memory of jobs", {}, {"config": "MinJobAge = 10 sec"}, Grade.NOTE, "may stay unknown"),
+    ("jobs of others", {"sharing": "group"}, {"config": "PrivateData = accounts,jobs"},
+     Grade.NOTE, "must know it over"),
     ("partition gpu", {}, {"partitions": SMALL}, Grade.WRONG, "write max_time: 4h"),
     ("partition gpu", {}, {"partitions": LARGE}, Grade.NOTE, "could be longer"),
     ("partition gpu", {}, {"partitions": PARTITIONS.replace("State=UP", "State=DOWN", 1)},

@@ -86,6 +86,28 @@ def test_ordinary_words_are_no_memory_failure(line: str) -> None:
     assert evidence.out_of_memory(line) is None
 
 
+STEPS = "".join(f"step {number}: loss 0.5\n" for number in range(60))
+CAUGHT = "step 10: CUDA out of memory, batch halved to 16, going on\n"
+TRACEBACK = "Traceback (most recent call last):\n" + 30 * '  File "a.py", line 3, in f\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        (CAUGHT + STEPS + TRACEBACK + "FileNotFoundError: 'x'\n", False),
+        (TRACEBACK + CAUGHT + STEPS, False),
+        (CAUGHT + STEPS[:500], True),
+        (STEPS + TRACEBACK + CAUGHT + 3 * (TRACEBACK + "RuntimeError: a rank is gone\n"), True),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n" + STEPS, True),
+        ("Out of memory: Killed process 4242 (python)\n" + STEPS, True),
+    ],
+    ids=["caught", "caught, with its traceback", "at the end", "in one rank", "stepd", "kernel"],
+)
+def test_an_error_that_was_caught_long_before_the_end_is_not_why(text: str, short: bool) -> None:
+    """A program asks for less, and goes on; nobody goes on whom the kernel has killed."""
+    assert short is (evidence.out_of_memory(text) is not None)
+
+
 @pytest.mark.parametrize(
     ("state", "cause"),
     [

@@ -282,6 +282,18 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     fsio.sweep_temporaries(tmp_path / "not there")
 
 
+def test_what_cannot_be_listed_is_not_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that begins has better to do than to fail for it."""
+
+    def broken(path: object) -> list[str]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fsio, "names_in", broken)
+    fsio.sweep_temporaries(tmp_path)
+
+
 def test_what_a_dead_process_of_this_machine_left_goes_at_once(tmp_path: Path) -> None:
     """Its own name says whose it was; the living keep theirs."""
     dead = subprocess.Popen(["true"])

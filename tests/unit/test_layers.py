@@ -9,9 +9,9 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "hpc_ckpt"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 GROUND_FLOOR = {
-    "errors", "events", "units", "fsio", "rundir", "lease", "settings", "resources", "testing",
-    "preflight", "parallel", "cores", "processes", "provenance", "making", "policy", "format",
-    "tiers",
+    "errors", "events", "units", "fsio", "rundir", "lease", "ownership", "settings", "resources",
+    "testing", "preflight", "parallel", "cores", "processes", "provenance", "making", "policy",
+    "format", "tiers",
 }  # fmt: skip
 RUNTIME_WING = {"state", "engine", "triggers", "runtime", "checkpointer", "integrations"}
 CHAIN_WING = {"levels", "chain", "analysis", "cli"}

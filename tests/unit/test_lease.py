@@ -325,6 +325,18 @@ def test_two_programs_of_one_link_cannot_both_publish(rundir: RunDir) -> None:
     assert 1 == lease.join(rundir, 1).generation
 
 
+def test_storage_may_show_another_owner(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with all_squash, or NFSv4 that maps no ids: what is its own is its own there too."""
+    other = os.geteuid() + 1
+    monkeypatch.setattr("os.geteuid", lambda: other)
+    assert 1 == lease.join(rundir, 1).generation
+    taken = take(rundir)
+    holder = lease.holder_of(rundir, taken.generation)
+    assert Holder.here() == holder
+    assert not holder.is_foreign
+    assert [] == list(rundir.lease.glob(".owner*"))
+
+
 def test_a_process_that_begins_anew_by_exec_is_not_in_its_own_way(rundir: RunDir) -> None:
     """It has the same number and the same start."""
     lease.join(rundir, 1)

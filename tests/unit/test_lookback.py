@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from dataclasses import replace
@@ -18,9 +19,9 @@ from hpc_ckpt.chain.claim import add_jobs
 from hpc_ckpt.chain.clockwork import Clockwork
 from hpc_ckpt.chain.link import LinkRunner
 from hpc_ckpt.chain.local import LocalBackend
-from hpc_ckpt.chain.lookback import cancelled_unseen
+from hpc_ckpt.chain.lookback import cancelled_unseen, explain_last
 from hpc_ckpt.chain.orders import MemberOrders, Orders
-from hpc_ckpt.chain.past import jobs_of
+from hpc_ckpt.chain.past import jobs_of, past_links
 from hpc_ckpt.chain.submit import take_up_again
 from hpc_ckpt.chain.succession import SUBMITTING_S, Requeue, Successors
 from hpc_ckpt.errors import SchedulerError
@@ -118,6 +119,7 @@ def test_cancelled_in_the_grace_of_a_preemption_is_cancelled(
 
     class Told:
         enforces_end = True
+        kill_wait_s = 30.0
 
         def look(self) -> JobRecord:
             return told.pop(0)
@@ -260,6 +262,38 @@ def test_a_controller_that_stays_away_is_given_up(rundir: RunDir) -> None:
     )  # fmt: skip
     follow.go_on()
     assert "chain.nothing_follows" in rundir.ledger_file(1).read_text()
+
+
+# ── what a link used that left no record ──────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("shown", "logged", "event", "used_s"),
+    [
+        ("JobState=NODE_FAIL Restarts=0 EndTime=1700000900", 700, None, 900.0),
+        ("JobState=PENDING Restarts=1 EndTime=1700007200", 700, None, 700.0),
+        ("", 700, 800, 800.0),
+        ("", None, None, 1000.0),
+    ],
+    ids=["as Slurm says", "of a later run", "by its words", "as it was given"],
+)
+def test_what_a_link_used_is_known_without_a_checkpointer(
+    rundir: RunDir, shown: str, logged: int | None, event: int | None, used_s: float
+) -> None:
+    """Else a budget of hours would not see links whose node failed."""
+    began = 1_700_000_000
+    (rundir.lease / "00000001").write_text(json.dumps({"job": "812_4", "host": "n1"}))
+    started = {"time": began, "event": "link.started", "step": 0}
+    rundir.ledger_file(1).write_text(json.dumps(started))
+    rundir.write_deadline(1, began + 1000.0)
+    if logged is not None:
+        rundir.log_file(1).touch()
+        os.utime(rundir.log_file(1), (began + logged, began + logged))
+    if event is not None:
+        said = {"time": began + event, "event": "program.progress"}
+        rundir.events_file(1, "n1").write_text(json.dumps(said))
+    ledger = EventLog(rundir.ledger_file(2))
+    explain_last(rundir, 2, Orders.read(rundir), backend(lambda _: shown), ledger)
+    (link,) = past_links(rundir, 0, 1)
+    assert used_s == link.allocated_s
 
 
 # ── what follows ──────────────────────────────────────────────────────────────────────────

@@ -83,7 +83,7 @@ def test_a_large_leaf_is_remembered_as_few_slices() -> None:
 def test_no_thread_of_openmp_is_woken() -> None:
     """Its barriers stall beside a busy neighbour. A copy torch shares out does start them here."""
     script = """
-        import os, torch
+        import os, time, torch
         from hpc_ckpt import fsio
         from hpc_ckpt.engine.moves import Moves
         torch.set_num_threads(4)
@@ -95,6 +95,9 @@ def test_no_thread_of_openmp_is_woken() -> None:
         ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
         places = [(end - size, end) for size, end in zip(sizes, ends)]
         Moves(buffer, places).run([source.data_ptr() + n for n in range(4)], range(4))
+        end = time.monotonic() + 10
+        while threads() > before and time.monotonic() < end:
+            time.sleep(0.01)  # one that was joined is listed for a moment more
         shared = threads()
         torch.empty_like(source).copy_(source)
         print(shared - before, threads() - before > 0)

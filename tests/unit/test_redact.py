@@ -394,7 +394,8 @@ def test_clean_text_is_not_cleaned_again() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("WANDB_API_KEY", "mostly"), ("apiKey", "always"), ("APIKEY", "always"),
+        ("WANDB_API_KEY", "mostly"), ("OPENAI_API", "mostly"), ("api", None),
+        ("api_version", None), ("apiKey", "always"), ("APIKEY", "always"),
         ("GITHUB_TOKEN", "mostly"), ("dbPassword", "always"), ("PGPASSWORD", "always"),
         ("PWD", "unless a directory"), ("OLDPWD", "unless a directory"), ("DB_PWD", "always"),
         ("GITHUB_PAT", "mostly"), ("PATTERN", None), ("TOKENIZERS_PARALLELISM", None),

@@ -37,12 +37,16 @@ class Controller:
         return ""
 
 
-def go_on(rundir: RunDir, controller: Controller, restarts: str = "0") -> None:
-    rundir.chain_file.write_text(json.dumps(chain_record()))
+def go_on(
+    rundir: RunDir, controller: Controller, restarts: str = "0", *, unexplained: bool = False
+) -> None:
+    record = chain_record(spec={"mail": "me@example.org"})
+    rundir.chain_file.write_text(json.dumps(record))
     environ = {"SLURM_JOB_ID": "84", "SLURM_RESTART_COUNT": restarts}
     backend = SlurmBackend(environ, run=controller)
     ledger = EventLog(rundir.ledger_file(1))
-    Requeue(backend, rundir, Orders.read(rundir), ledger, lambda: 5).go_on()
+    orders = Orders.read(rundir)
+    Requeue(backend, rundir, orders, ledger, lambda: 5, lambda: unexplained).go_on()
 
 
 @pytest.mark.parametrize(
@@ -79,3 +83,15 @@ def test_what_slurm_refuses_there_is_said_and_no_end_of_the_chain(
     assert [refuses] == [words[0] for words in controller.told]
     assert "Access/permission denied" in caplog.text
     assert not rundir.ledger_file(1).exists()
+
+
+@pytest.mark.parametrize("halted", [None, "enough of it"])
+def test_a_chain_that_ends_instead_says_so_by_mail(rundir: RunDir, halted: str | None) -> None:
+    """Slurm says only then that its user has cancelled it. What stopped it before stands."""
+    if halted is not None:
+        rundir.write_halt(halted)
+    controller = Controller("JobId=84 JobState=COMPLETING Reason=None Restarts=0")
+    go_on(rundir, controller, unexplained=True)
+    mail = ["update", "jobid=84", "MailUser=me@example.org", "MailType=END,FAIL"]
+    assert [mail] == controller.told
+    assert (halted or "cancelled by the user, as Slurm said once it answered") == rundir.halted()

@@ -79,3 +79,15 @@ class OwnBatches(BatchSampler):
 def test_others_are_left_to_themselves(loader: Any) -> None:
     """Nothing is guessed about a class that torch did not make."""
     assert sliced(loader(), 2) is None
+
+
+@pytest.mark.parametrize("name", samplers())
+def test_a_default_device_does_not_move_the_order(name: str) -> None:
+    """Indices are drawn where their generator is; torch's own samplers fail there."""
+    torch.manual_seed(3)
+    expected = list(samplers()[name]())
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        found = sliced(DataLoader(DATA, batch_size=None, sampler=samplers()[name]()), 0)
+        assert found is not None
+        assert expected == list(found)

@@ -77,6 +77,28 @@ def test_the_cause_is_read_from_the_record(changes: dict[str, str], cause: Cause
     assert found.said.startswith("scontrol: JobState=")
 
 
+SUSPENDED_ONCE = {"PreemptTime": "1794804200", "SuspendTime": "1794804260"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({}, None),
+        ({"SuspendTime": "1794804200"}, None),
+        ({"JobState": "COMPLETING"}, Cause.CANCELLED),
+        ({"JobState": "COMPLETING", "Reason": "TimeLimit"}, Cause.TIME_LIMIT),
+        ({"JobState": "COMPLETING", "Restarts": "1"}, Cause.PREEMPTED),
+        ({"SuspendTime": "1794804199"}, Cause.PREEMPTED),
+    ],
+)
+def test_a_job_that_was_suspended_and_resumed_is_not_preempted_ever_after(
+    changes: dict[str, str], cause: Cause | None
+) -> None:
+    """Slurm takes the PreemptTime away when it requeues, not when it resumes. One that an operator
+    had suspended before is preempted as any."""
+    assert cause is slurm.job_record(edited(**{**SUSPENDED_ONCE, **changes}), 0).cause
+
+
 def test_when_a_job_was_in_the_queue() -> None:
     """What is not known is left out."""
     times = {"SubmitTime": "100", "EligibleTime": "Unknown", "StartTime": "130"}

@@ -41,7 +41,7 @@ def snapshot(moving: list[PlainLeaf], still: list[PlainLeaf] | None = None) -> S
         layouts=tuple(layout for layout, _ in parts),
         images=tuple(image for _, image in parts),
         steady=(False, True)[: len(parts)],
-        release=lambda: None,
+        give_back=lambda: None,
     )
 
 

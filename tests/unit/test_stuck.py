@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def began(
 ) -> None:
     """A link on some other host, which can tell nothing of itself any more."""
     holder = lease.Holder(job=job, host="far-away", pid=1)
-    lease.file_of(rundir, generation).write_text(json.dumps(asdict(holder)))
+    lease.file_of(rundir, generation).write_text(json.dumps(holder.record()))
     start = {"time": time.time(), "event": "link.started", "step": 0, **more}
     records: list[dict[str, Any]] = [start]
     if ended:

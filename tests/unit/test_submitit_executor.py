@@ -366,7 +366,7 @@ class Controller:
 
     def run(self, argv: Sequence[str]) -> str:
         self.asked.append(list(argv))
-        if self.answers:
+        if self.answers and argv[1] == "requeue":
             raise SchedulerError(argv, 1, self.answers.pop(0))
         return ""
 
@@ -386,6 +386,27 @@ def test_a_controller_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch
     assert [AWAY_RETRY_S] * 2 == there.slept
 
 
+def in_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"JOB_ID": "43", "ARRAY_JOB_ID": "41", "ARRAY_TASK_ID": "2"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+
+
+def test_a_task_that_was_cancelled_while_the_controller_was_away_is_not_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Cancelling(Controller):
+        def run(self, argv: Sequence[str]) -> str:
+            super().run(argv)
+            return "JobId=43 JobState=COMPLETING Reason=None Restarts=0" if "show" in argv else ""
+
+    in_task(monkeypatch)
+    there = Cancelling(monkeypatch)
+    with pytest.raises(SchedulerError, match="the work is saved, but the job was cancelled"):
+        there.requeue()
+    assert "requeue" not in {words[1] for words in there.asked}
+
+
 def test_a_task_whose_start_the_controller_has_lost_is_not_begun_beside_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -396,9 +417,7 @@ def test_a_task_whose_start_the_controller_has_lost_is_not_begun_beside_itself(
             super().run(argv)
             return "JobId=41 JobState=PENDING Reason=None Restarts=0" if "show" in argv else ""
 
-    for name, value in {"JOB_ID": "43", "ARRAY_JOB_ID": "41", "ARRAY_TASK_ID": "2"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    in_task(monkeypatch)
     there = Forgetful(monkeypatch, "Job is pending execution for job 41_2")
     assert 1 == there.requeue()
     later = ["scontrol", "update", "jobid=41_2", f"StartTime=now+{UNKNOWN_RUN_S}"]

@@ -159,6 +159,7 @@ def test_the_configuration_of_22() -> None:
         append=False,
         accounting=None,
         limited=False,
+        hides_jobs=False,
     )
     assert expected == survey.parse_config(CONFIG_22)
 

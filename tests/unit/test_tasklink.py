@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hpc_ckpt import events, fsio, lease
-from hpc_ckpt.chain import patience, tasklink
+from hpc_ckpt.chain import evidence, patience, tasklink
 from hpc_ckpt.chain.backend import Cause, JobRecord
 from hpc_ckpt.chain.ledger import State, read_status
 from hpc_ckpt.chain.local import Command
@@ -449,6 +449,33 @@ def test_a_command_is_judged_by_its_exit_code(place: RunDir) -> None:
         run(place, Command(["sh", "-c", "exit 3"], own_session=True))
     assert 0 == run(place, Command(["true"], own_session=True))
     assert 0 == run(place, Command(["false"], own_session=True))
+
+
+def test_code_0_after_a_term_that_nobody_explains_says_nothing_of_a_command(place: RunDir) -> None:
+    """A function that returns has come to its end."""
+    waits = 'kill -TERM $PPID; until test -e "$HPC_CKPT_NOTICE"; do sleep 0.05; done'
+    assert comes_back(place, Command(["sh", "-c", waits], own_session=True))
+    assert place.done() is None
+
+    def told() -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: place.notice(2) is not None)
+        return "result"
+
+    assert "result" == run(place, told)
+
+
+def test_nor_does_it_when_the_job_has_outlived_that(
+    place: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command has heard it too, and may have saved for as long, and left for it."""
+    monkeypatch.setattr(evidence, "OUTLIVED_SLACK_S", 0.0)
+    waits = 'kill -TERM $PPID; until test -e "$HPC_CKPT_NOTICE"; do sleep 0.05; done; sleep 0.2'
+    running = Scheduler(JobRecord(said="JobState=RUNNING", runs_on=True))
+    command = Command(["sh", "-c", waits], own_session=True)
+    with pytest.raises(SystemExit):
+        run(place, command, scheduler=running)
+    assert place.done() is None
 
 
 def test_a_command_survives_the_sites_signal_and_leaves_nothing(place: RunDir) -> None:

@@ -338,6 +338,12 @@ class Tensor(torch.Tensor):
     pass
 
 
+def without_storage(value: torch.Tensor, left: int) -> torch.Tensor:
+    """As code that frees or shrinks memory by hand leaves it; copied, it would be the end."""
+    value.untyped_storage().resize_(left)
+    return value
+
+
 REFUSED = [
     object(),
     len,
@@ -352,6 +358,8 @@ REFUSED = [
     np.ones((1, 1)).view(np.matrix),
     np.array([1], dtype=np.dtype("i4", metadata={"a": 1})),
     torch.empty(2, device="meta"),
+    without_storage(torch.ones(2), 0),
+    without_storage(torch.ones(4, 4)[1:, ::2], 56),
     torch.ones(2).as_subclass(Tensor),
     torch.nn.UninitializedParameter(),
     {torch.ones(1)},
@@ -366,6 +374,12 @@ def test_what_needs_pickle_is_refused_by_name(value: object) -> None:
     with pytest.raises(UnsupportedState, match=r"'state\.0\.bad") as caught:
         encode([{"bad": value}], name="state")
     assert caught.value.key.startswith("state.0.bad")
+
+
+def test_a_storage_that_ends_with_the_last_element_is_enough() -> None:
+    """Behind a view there need be nothing."""
+    view = without_storage(torch.arange(16.0).reshape(4, 4)[1:, ::2], 60)
+    encode({"view": view})
 
 
 def test_a_string_dtype_is_refused() -> None:

@@ -1,0 +1,168 @@
+"""The files that a program under DMTCP writes, as they are at the moment of its images.
+
+DMTCP saves memory, not files. Every thread of every process stands still from before the first
+image is begun until after it has its name, and runs on at once. Within that time the processes
+are stopped, so that it lasts, and the files that are written in place are copied.
+"""
+
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import processes
+from . import openfiles
+from .base import SaveFailed
+from .footprint import living
+from .openfiles import COPIES, RECORD, TooLarge, Written, stored, written_by
+from .program import Program
+
+log = logging.getLogger("hpc_ckpt.steward")
+
+LOOK_EVERY_S = 0.002
+"""An image of the smallest program takes DMTCP some tens of milliseconds."""
+_STOPPED = "TtZX"
+
+
+class WrittenFiles:
+    """Of one checkpoint. Either copied for certain, or not known()."""
+
+    def __init__(
+        self, program: Program, images: Path, into: Path, besides: tuple[Path, ...]
+    ) -> None:
+        """`besides`: where DMTCP has files of its own. Raises SaveFailed."""
+        self._program = program
+        self._images = images
+        self._into = into
+        self._besides = tuple(f"{place}/" for place in (*besides, images, into))
+        self._seen = False
+        """Whether they were looked at, and copied, while the program stood still."""
+        self._failed: SaveFailed | OSError | None = None
+        self.before = self._now()
+
+    @property
+    def size(self) -> int:
+        """Of what is to be copied, about. What is too large is known while it stands still."""
+        sizes = (one.size for one in self._in_place(self.before).values())
+        return sum(size for size in sizes if size <= openfiles.COPY_MOST)
+
+    def watch(self, command: subprocess.Popen[bytes], until: float) -> None:
+        """Until the images are begun, or are there, or will not come."""
+        self._forget()
+        while time.monotonic() < until and self._program.poll() is None:
+            if command.poll() not in (None, 0) or self._have_looked(until):
+                return
+            time.sleep(LOOK_EVERY_S)
+
+    def known(self) -> bool:
+        """Once the images are there. False: something is written in place, and nobody knows
+        what it was at the moment of the images."""
+        if isinstance(self._failed, SaveFailed):
+            raise self._failed
+        if isinstance(self._failed, TooLarge):
+            raise SaveFailed(self._failed.strerror)
+        if self._failed is not None:
+            raise SaveFailed(f"its files could not be copied: {self._failed}") from self._failed
+        return self._seen or not (self._in_place(self.before) or self._in_place(self._now()))
+
+    # ── while it stands still ─────────────────────────────────────────────────────────────
+    def _have_looked(self, until: float) -> bool:
+        """What goes wrong is told in known(): a checkpoint that has begun must be waited for."""
+        try:
+            begun = self._is_being_made()
+            if begun is None:
+                return False
+            if begun and self._in_place(self._now()):
+                self._copy(until)
+            else:
+                self._seen = self._is_being_made() is True
+        except (SaveFailed, OSError) as error:
+            self._forget()  # the room is the images'
+            self._failed = error
+        return True
+
+    def _copy(self, until: float) -> None:
+        with _stopped(self._program.tree(), until) as still:
+            if not still or self._is_being_made() is not True:
+                return
+            record = {"files": stored(self._in_place(self._now()).values(), self._into)}
+            (self._into / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+            self._seen = True
+        for told in openfiles.warnings(record):
+            log.warning("%s", told)
+
+    def _is_being_made(self) -> bool | None:
+        """None: no image is begun. False: one has its name, and its process may run again."""
+        names = [path.name for path in self._images.iterdir()]
+        if any(name.endswith(".dmtcp") for name in names):
+            return False
+        return True if any(name.endswith(".temp") for name in names) else None
+
+    def _forget(self) -> None:
+        self._seen, self._failed = False, None
+        shutil.rmtree(self._into / COPIES, ignore_errors=True)
+        (self._into / RECORD).unlink(missing_ok=True)
+
+    # ── looking ───────────────────────────────────────────────────────────────────────────
+    def _now(self) -> dict[str, Written]:
+        """Without what they have from this process: its output."""
+        ours = written_by([os.getpid()])
+        return {
+            path: one
+            for path, one in _written_by(self._program).items()
+            if path not in ours and not path.startswith(self._besides)
+        }
+
+    @staticmethod
+    def _in_place(written: dict[str, Written]) -> dict[str, Written]:
+        return {path: one for path, one in written.items() if one.in_place}
+
+
+def _written_by(program: Program) -> dict[str, Written]:
+    """Raises SaveFailed: what cannot be seen may be written in place."""
+    while True:
+        pids = list(living(program.tree()))
+        try:
+            return written_by(pids)
+        except OSError as error:
+            if pids == list(living(pids)):  # or one has ended meanwhile
+                why = f"the files it has open cannot be looked at: {error}"
+                raise SaveFailed(why) from (None if isinstance(error, PermissionError) else error)
+
+
+@contextlib.contextmanager
+def _stopped(pids: list[int], until: float) -> Iterator[bool]:
+    """Whether every thread of them has stopped in time."""
+    try:
+        for pid in pids:
+            _tell(pid, signal.SIGSTOP)
+        while not all(map(_has_stopped, pids)) and time.monotonic() < until:
+            time.sleep(LOOK_EVERY_S)
+        yield all(map(_has_stopped, pids))
+    finally:
+        for pid in pids:
+            _tell(pid, signal.SIGCONT)
+
+
+def _has_stopped(pid: int) -> bool:
+    """One that writes an image stops when it is through with this piece of it."""
+    try:
+        threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return True  # it has ended
+    stats = map(processes.stat_of, threads)
+    return all(stat is None or stat.state in _STOPPED for stat in stats)
+
+
+def _tell(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
