@@ -180,6 +180,30 @@ def test_the_ends_and_the_middle_are_looked_at(place: int) -> None:
     assert frozenset() == steady.expected
 
 
+def test_a_leaf_that_changes_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thousand of them are looked at while somebody waits for the save."""
+    steady, looks = Steady(), 0
+
+    def count(data: memoryview) -> str:
+        nonlocal looks
+        looks += 1
+        return digest(data)
+
+    monkeypatch.setattr("hpc_ckpt.engine.steady.digest", count)
+    for step in range(10):
+        steady.learn(snapshot([leaf("w", salt=step)]), step)
+    assert (3 + 9, frozenset()) == (looks, steady.expected)
+
+
+def test_a_leaf_that_does_not_change_any_more_is_expected() -> None:
+    """A part that is frozen in the middle of the work: whole looks are compared again."""
+    steady = Steady()
+    for step, salt in enumerate((1, 2, 3, 3, 3)):
+        assert frozenset() == steady.expected
+        steady.learn(snapshot([leaf("w", salt=salt)]), step)
+    assert {"w"} == steady.expected
+
+
 def test_small_leaves_are_not_looked_at() -> None:
     """Nor guessed, however steady they are."""
     steady = Steady()
