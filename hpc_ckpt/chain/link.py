@@ -115,6 +115,8 @@ class LinkRunner:
         else:
             setup.avoid_node(self._rundir, self._orders, self._backend, self._succession)
             told = setup.told_in_pause()
+            if told:
+                self._clock.terminated()  # so that a requeue asks first what it was
             stopped = self._rundir.halted() is not None  # meanwhile, by its user
             if not (stopped or (told and self._halt_if_cancelled())):
                 self._succession.go_on()
@@ -152,6 +154,7 @@ class LinkRunner:
             go_on_unwritten(self._rundir, self._orders.strategy, self._backend)
             return
         log.info("told to stop while waiting for the lease; nothing was started")
+        self._clock.terminated()
         if not self._halt_if_cancelled():
             self._succession.go_on()
 

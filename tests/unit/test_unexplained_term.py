@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from links import make_chain
 from hpc_ckpt import events, lease
 from hpc_ckpt.chain import evidence
 from hpc_ckpt.chain.allocation import SlurmBackend
-from hpc_ckpt.chain.backend import Backend, Cause
+from hpc_ckpt.chain.backend import Backend, Cause, JobRecord
 from hpc_ckpt.chain.clockwork import Clockwork
 from hpc_ckpt.chain.ledger import read_status
 from hpc_ckpt.chain.link import LinkRunner
@@ -217,6 +218,32 @@ def test_nor_does_the_requeue_explain_it(tmp_path: Path, term: Callable[[], None
         run_link(rundir, slurm, restarts=slurm.restarts)
     assert ["crashed", "crashed"] == [link.cause for link in read_status(rundir).links]
     assert "no progress" in str(rundir.halted())
+
+
+class SlowToAnswer(Job):
+    """The first question, what ends the job, has no answer; later ones have."""
+
+    def look(self) -> JobRecord:
+        return JobRecord()
+
+
+@pytest.mark.parametrize("set_up", [True, False])
+def test_nor_does_that_of_a_link_that_has_not_begun(
+    tmp_path: Path, term: Callable[[], None], monkeypatch: pytest.MonkeyPatch, set_up: bool
+) -> None:
+    """It waits for its lease, or after a set-up that failed."""
+    rundir, slurm = chain(tmp_path, SAVES, strategy="requeue"), Later("COMPLETING Reason=None")
+    environ = {"SLURM_JOB_ID": "10", "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "1"}
+    runner = LinkRunner(rundir, Orders.read(rundir), SlowToAnswer(environ, run=slurm))
+    monkeypatch.setattr(runner, "_acquire", full)
+    term()
+    assert (0 if set_up else 1) == (runner.run() if set_up else runner.not_set_up("no module"))
+    assert [] == [words for words in slurm.told if "requeue" in words]
+    assert "cancelled by the user, as Slurm said once it answered" == rundir.halted()
+
+
+def full() -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 # ── what counts as a word of the scheduler ────────────────────────────────────────────────
