@@ -30,6 +30,8 @@ log = logging.getLogger("hpc_ckpt.link")
 BACKSTOP_SHARE = 0.5
 """Of the runtime's own margin: its deadline save comes first, the backstop only if it did not."""
 LOOK_AHEAD_S = 20.0
+SHIM_TERM = "shim TERM"
+"""The source of a notice that templates/shim.sh gives when it hears TERM."""
 MEASURE_EVERY_S = 10.0
 
 
@@ -65,6 +67,8 @@ class Clockwork:
         self._unseen = Unseen()
         self._terminated_at: float | None = None
         """On the monotonic clock; None as well once the job has outlived it."""
+        self._by_shim = 0
+        """How often the shim has written down a TERM: each counts once."""
         self._answered = False
         """Whether the scheduler itself has named a cause: `seen` may be what was concluded here."""
 
@@ -170,12 +174,22 @@ class Clockwork:
         if self.seen is not None and self.seen.warning:
             self.seen = self.seen._replace(warning=False)
 
+    def hear_shim(self) -> None:
+        """At the start of a preemption's grace TERM goes to the steps only: to the shim, and where
+        processes are not tracked by cgroup to the program as well."""
+        notice = self._rundir.notice(self._generation)
+        heard = 0 if notice is None else notice.sources.count(SHIM_TERM)
+        if heard > self._by_shim:
+            self._by_shim = heard
+            self.terminated()
+
     # ── while it runs ─────────────────────────────────────────────────────────────────────
     def tick(self) -> None:
         """Once a second."""
         with self._unseen:
             if self._rundir.notice_file(self._generation).exists():
                 self.ask_once("notice")
+                self.hear_shim()
         if self._backstop_pending and self._rundir.outcome(self._generation) is not None:
             self._backstop_pending = False  # it has saved and is on its way out
         if self._backstop_pending and self._time_is_short():

@@ -256,6 +256,7 @@ class LinkRunner:
             code = self._program.returned = self._wait_for(child)
         finally:
             step.kill(child, self._backend)  # nothing of it is left behind
+        self._clock.hear_shim()  # it may have ended between two ticks
         outcome = self._rundir.outcome(self._generation)
         unsaid = outcome is None or outcome.by_code
         if code != EXIT_COMPLETE or self._terminated or unsaid:

@@ -28,6 +28,7 @@ from hpc_ckpt.rundir import Outcome, Result, RunDir, write_outcome
 
 NOTICED = 'until test -e "$HPC_CKPT_NOTICE"; do sleep 0.05; done'
 TELLS_ITSELF = 'echo \'{"time": 1, "source": "TERM"}\' > "$HPC_CKPT_NOTICE"'
+HEARS = TELLS_ITSELF.replace("TERM", "shim TERM")
 
 
 class Job(SlurmBackend):
@@ -128,6 +129,32 @@ def test_nor_does_it_after_a_signal_that_was_forwarded(tmp_path: Path, forward: 
     rundir = chain(tmp_path, TELLS_ITSELF, spec=spec)
     run_link(rundir, away)
     assert forward is (rundir.done() is None)
+
+
+@pytest.mark.usefixtures("term")
+def test_nor_does_it_where_the_shim_alone_heard_it(tmp_path: Path) -> None:
+    """As at the start of a preemption's grace; a program that heard it too may leave at once."""
+    rundir = chain(tmp_path, HEARS)
+    run_link(rundir, away)
+    assert Result.SAVED.value == end_of(rundir)["outcome"]
+    assert end_of(rundir)["cause_unknown"] is True
+    assert rundir.done() is None
+
+
+def test_what_the_job_has_outlived_is_not_heard_again(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notice stays; only a further TERM is news."""
+    monkeypatch.setattr(evidence, "OUTLIVED_SLACK_S", 0.0)
+    clock = clock_of(rundir, Job({"SLURM_JOB_ID": "9_1"}, kill_wait_s=0.0, run=Later("RUNNING")))
+    for _ in range(2):
+        rundir.give_notice(1, "shim TERM")
+        clock.tick()
+        assert clock.is_terminated
+        clock.look_again()
+        clock.tick()
+        clock.hear_shim()
+        assert not clock.is_terminated
 
 
 def test_what_a_steward_has_by_its_code_says_no_more(rundir: RunDir) -> None:
