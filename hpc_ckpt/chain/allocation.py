@@ -176,8 +176,8 @@ class SlurmBackend:
         try:
             text = self.run(["scontrol", "-o", "show", "job", holder.job])
             record = slurm.past_record(slurm.parse_record(text), holder.restarts)
-        except SchedulerError:
-            record = JobRecord()
+        except SchedulerError as error:
+            record = JobRecord(unanswered=slurm.is_away(error))
         if record.cause not in (None, Cause.REQUEUED):
             return record
         # Put back into the queue is all that scontrol says of a failed node.

@@ -78,6 +78,8 @@ class JobRecord:
     """It runs, and nobody is ending it."""
     queued: Queued = Queued()
     """Of its present run."""
+    unanswered: bool = False
+    """Nobody answered: it may be asked again. False as well where it knows nothing of the job."""
 
 
 class Backend(Protocol):

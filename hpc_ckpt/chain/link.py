@@ -199,7 +199,10 @@ class LinkRunner:
         if cancelled is not None and self._orders.reaction(Cause.CANCELLED) == HALT:
             self._stop_chain(f"cancelled by the user: {cancelled}, before it began", [])
             return True
-        explain_last(self._rundir, self._generation, self._orders, self._backend, self._ledger)
+        try:
+            explain_last(self._rundir, self._generation, self._orders, self._backend, self._ledger)
+        except ToldToStop:
+            self._told = True
         avoid_bad_hosts(
             self._rundir, self._generation - 1, self._orders, self._succession, self._ledger
         )

@@ -16,12 +16,14 @@ from . import setup
 from .backend import Backend, Cause, JobRecord, Succession
 from .orders import Orders
 from .past import bad_hosts, hosts_excluded, past_links, present_jobs
+from .patience import sleep_unless_told
 from .verdict import Verdict, explain
 
 log = logging.getLogger("hpc_ckpt.link")
 
-ENDING_S = 30.0
-"""A job whose link is over may still be on its way out; only then does Slurm say what it was."""
+ENDING_S = 120.0
+"""A job whose link is over may still be on its way out, in an epilog: only then does Slurm say what
+it was. A controller that does not answer may be back by then, too."""
 ASK_EVERY_S = 5.0
 
 
@@ -29,7 +31,7 @@ def explain_last(
     rundir: RunDir, generation: int, orders: Orders, backend: Backend, ledger: EventLog
 ) -> None:
     """Write down how the last link that began ended, if it could not do so itself, or why, if
-    nobody had told it."""
+    nobody had told it. Raises ToldToStop if this link is told to stop while it waits for that."""
     for earlier in range(generation - 1, orders.after_generation, -1):
         records = list(events.read(rundir.ledger_file(earlier)))
         if not any(record["event"] == Event.LINK_STARTED.value for record in records):
@@ -66,11 +68,12 @@ def _told_late(
 
 def _explained(backend: Backend, holder: Holder) -> JobRecord:
     end = time.monotonic() + ENDING_S
-    while (record := backend.explain(holder)).ending and record.cause is None:
-        if time.monotonic() >= end:
-            break
-        time.sleep(ASK_EVERY_S)
-    return record
+    while True:
+        record = backend.explain(holder)
+        may_say_more = record.cause is None and (record.ending or record.unanswered)
+        if not may_say_more or time.monotonic() >= end:
+            return record
+        sleep_unless_told(ASK_EVERY_S)
 
 
 def cancelled_unseen(rundir: RunDir, orders: Orders, backend: Backend) -> str | None:

@@ -198,7 +198,14 @@ def test_ourselves_before_a_requeue_are_gone() -> None:
 def test_no_answer_is_no_fact() -> None:
     """A scheduler that does not answer must not end a link."""
     assert JobRecord() == member(Asked(MUTE)).look()
-    assert JobRecord() == member(Asked(MUTE)).explain(Holder(job="10_3"))
+    unanswered = JobRecord(unanswered=True)
+    assert unanswered == member(Asked(MUTE)).explain(Holder(job="10_3"))
+
+
+def test_a_job_that_slurm_has_forgotten_is_an_answer() -> None:
+    """Nobody needs to ask again."""
+    forgotten = SchedulerError(["scontrol"], 1, "Invalid job id specified")
+    assert JobRecord() == member(Asked(forgotten)).explain(Holder(job="10_3"))
 
 
 @pytest.mark.parametrize(

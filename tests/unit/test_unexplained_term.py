@@ -220,6 +220,38 @@ def test_the_next_link_asks_whether_it_was_cancelled(
     assert cause == read_status(rundir).links[0].cause
 
 
+def test_it_asks_again_while_nobody_answers(
+    tmp_path: Path, term: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_EVERY_S", 0.01)
+    rundir, slurm = chain(tmp_path, SAVES), Later("CANCELLED")
+    term()
+    run_link(rundir, away)
+    absent = [away] * 3
+
+    def run(argv: Sequence[str]) -> str:
+        explains = argv[:2] == ["scontrol", "-o"] and argv[-1] == "9_1"
+        return absent.pop()(argv) if absent and explains else slurm(argv)
+
+    run_link(rundir, run, index=2)
+    assert [] == absent
+    assert "cancelled by the user" == rundir.halted()
+
+
+@pytest.mark.parametrize("shown", [None, "COMPLETING"])
+def test_a_link_that_is_told_to_stop_as_it_waits_for_that_starts_nothing(
+    tmp_path: Path, term: Callable[[], None], shown: str | None
+) -> None:
+    """What the one before was stays open: this one is over at once."""
+    rundir = chain(tmp_path, SAVES)
+    term()
+    run_link(rundir, away)
+    term()
+    run_link(rundir, away if shown is None else Later(shown), index=2)
+    assert not (rundir.root / "ran-2").exists()
+    assert "told to stop before the program was started" == end_of(rundir, 2)["reason"]
+
+
 def test_a_requeue_does_not_undo_it(tmp_path: Path, term: Callable[[], None]) -> None:
     """The controller was away as TERM came, and answers as the job would be put back."""
     slurm = Later("COMPLETING Reason=None")
