@@ -58,11 +58,10 @@ def _told_late(
     if record.cause is None or (back and orders.strategy == "requeue"):
         return None
     result = Result(unknown[-1]["outcome"]) if unknown[-1].get("outcome") else None
-    got_on = unknown[-1].get("progress") is True
     reason = f"{unknown[-1].get('reason')}; Slurm told the next link why"
     return Verdict(
         result, record.cause, reason,
-        by_code=got_on, evidence=(record.said,), ended=float(unknown[-1]["time"]),
+        evidence=(record.said,), ended=float(unknown[-1]["time"]),
     )  # fmt: skip
 
 
@@ -100,12 +99,15 @@ def _job_before(rundir: RunDir, backend: Backend) -> str | None:
 def _write_down(
     rundir: RunDir,
     generation: int,
-    records: list[dict[str, object]],
+    records: list[dict[str, Any]],
     verdict: Verdict,
     ledger: EventLog,
 ) -> None:
-    begun_at = [r.get("step") for r in records if r["event"] == Event.LINK_STARTED.value][-1]
+    started = [r for r in records if r["event"] == Event.LINK_STARTED.value][-1]
+    begun_at = started.get("step")
     step_from = begun_at if isinstance(begun_at, int) else 0
+    ended = [r for r in records if r["event"] == Event.LINK_ENDED.value]
+    got_on = any(r.get("progress") is True for r in ended)  # it knew better: of phases, of codes
     keys = [key.step for key in rundir.all_keys() if key.generation == generation]
     ledger.emit(
         Event.LINK_EXPLAINED,
@@ -113,28 +115,32 @@ def _write_down(
         cause=verdict.cause,
         reason=verdict.reason,
         evidence=list(verdict.evidence),
-        progress=verdict.progress(step_from, max(keys, default=step_from)),
-        last_seen=_last_seen(rundir, generation, verdict.ended),
+        progress=got_on or verdict.progress(step_from, max(keys, default=step_from)),
+        last_seen=_last_seen(rundir, generation, float(started["time"]), verdict.ended),
     )
     log.info("link %d before: %s (%s)", generation, verdict.cause.value, verdict.reason)
 
 
-def _last_seen(rundir: RunDir, generation: int, ended: float | None) -> float:
+def _last_seen(rundir: RunDir, generation: int, began: float, ended: float | None) -> float:
     """What its budget is charged up to: the end of its job, its last event or output; where nobody
     knows any of them, the end that it was given."""
     paths = rundir.events.glob(f"{generation:08d}-*.jsonl")
     told = [r.get("time") for path in paths for r in events.read(path)]
-    moments = [*told, ended, _modified(rundir.log_file(generation))]
+    moments = [*told, ended, _written(rundir.log_file(generation), began)]
     known = [float(moment) for moment in moments if isinstance(moment, (int, float))]
+    known = [moment for moment in known if moment >= began]
     now, deadline = time.time(), rundir.deadline(generation)
     return min(now, max(known) if known else deadline or now)
 
 
-def _modified(path: Path) -> float | None:
+def _written(path: Path, began: float) -> float | None:
+    """When a program last wrote to its log. srun makes it as it starts: empty, or of that moment,
+    it tells nothing."""
     try:
-        return path.stat().st_mtime
+        found = path.stat()
     except OSError:
         return None
+    return found.st_mtime if found.st_size and found.st_mtime > began else None
 
 
 def avoid_bad_hosts(

@@ -235,15 +235,21 @@ def _is_cancelled(state: str) -> bool:
 
 
 def past_record(record: Mapping[str, str], restarts_then: int) -> JobRecord:
-    """The same of a job whose run with that many restarts is over."""
-    put_back = _restarts(record) > restarts_then
+    """The same of a job whose run with that many restarts is over.
+
+    Of one that was put back EndTime is that of a later run; but its SubmitTime is the moment of the
+    last requeue, which is the end of the run before that.
+    """
+    runs_since = _restarts(record) - restarts_then
+    put_back = runs_since > 0
+    ended = {0: "EndTime", 1: "SubmitTime"}.get(max(0, runs_since))
     if put_back:
         preempted = parse_time(record.get("PreemptTime")) is not None
         cause: Cause | None = Cause.PREEMPTED if preempted else Cause.REQUEUED
     else:
         cause = of_state(record.get("JobState", ""))
     return JobRecord(
-        end=None if put_back else parse_time(record.get("EndTime")),  # else of a later run
+        end=parse_time(record.get(ended)) if ended else None,
         cause=cause,
         said=_said(record),
         ending="COMPLETING" in record.get("JobState", ""),

@@ -270,11 +270,18 @@ def test_a_controller_that_stays_away_is_given_up(rundir: RunDir) -> None:
     [
         ("JobState=NODE_FAIL Restarts=0 EndTime=1700000900", 700, None, 900.0),
         ("JobState=PENDING Restarts=1 EndTime=1700007200", 700, None, 700.0),
+        ("JobState=PENDING Restarts=1 SubmitTime=1700000800", 700, None, 800.0),
+        ("JobState=RUNNING Restarts=2 SubmitTime=1700000990", 700, None, 700.0),
+        ("JobState=PENDING Restarts=1 SubmitTime=1699990000", None, None, 1000.0),
         ("", 700, 800, 800.0),
         ("", None, None, 1000.0),
+        ("", 0, None, 1000.0),
     ],
-    ids=["as Slurm says", "of a later run", "by its words", "as it was given"],
-)
+    ids=[
+        "as Slurm says", "of a later run", "put back", "put back twice", "of an earlier one",
+        "by its words", "as it was given", "its log is older",
+    ],
+)  # fmt: skip
 def test_what_a_link_used_is_known_without_a_checkpointer(
     rundir: RunDir, shown: str, logged: int | None, event: int | None, used_s: float
 ) -> None:
@@ -285,7 +292,7 @@ def test_what_a_link_used_is_known_without_a_checkpointer(
     rundir.ledger_file(1).write_text(json.dumps(started))
     rundir.write_deadline(1, began + 1000.0)
     if logged is not None:
-        rundir.log_file(1).touch()
+        rundir.log_file(1).write_text("step 1\n")
         os.utime(rundir.log_file(1), (began + logged, began + logged))
     if event is not None:
         said = {"time": began + event, "event": "program.progress"}
@@ -294,6 +301,37 @@ def test_what_a_link_used_is_known_without_a_checkpointer(
     explain_last(rundir, 2, Orders.read(rundir), backend(lambda _: shown), ledger)
     (link,) = past_links(rundir, 0, 1)
     assert used_s == link.allocated_s
+
+
+def test_an_empty_log_says_nothing_of_what_a_link_used(rundir: RunDir) -> None:
+    """srun makes it as it starts; hours of a program that prints nothing would be free."""
+    began = time.time() - 5000.0
+    started = {"time": began, "event": "link.started", "step": 0}
+    rundir.ledger_file(1).write_text(json.dumps(started))
+    rundir.write_deadline(1, began + 3600.0)
+    rundir.log_file(1).touch()
+    os.utime(rundir.log_file(1), (began + 1.0, began + 1.0))
+    ledger = EventLog(rundir.ledger_file(2))
+    explain_last(rundir, 2, Orders.read(rundir), backend(lambda _: ""), ledger)
+    (link,) = past_links(rundir, 0, 1)
+    assert link.allocated_s == pytest.approx(3600.0, abs=0.01)
+
+
+@pytest.mark.parametrize("outcome", ["failed", "saved", None])
+def test_progress_that_a_link_has_made_stays_when_its_cause_is_told(
+    rundir: RunDir, outcome: str | None
+) -> None:
+    """It began the next command, or retention has removed its checkpoints since."""
+    (rundir.lease / "00000001").write_text(json.dumps({"job": "812_4", "host": "n1"}))
+    ended = {"outcome": outcome, "cause": "crashed", "progress": True, "cause_unknown": True}
+    log = EventLog(rundir.ledger_file(1))
+    log.emit(Event.LINK_STARTED, step=7)
+    log.emit(Event.LINK_ENDED, step=7, reason="exit code 1", **ended)
+    shown = "JobState=TIMEOUT Restarts=0"
+    ledger = EventLog(rundir.ledger_file(2))
+    explain_last(rundir, 2, Orders.read(rundir), backend(lambda _: shown), ledger)
+    (link,) = past_links(rundir, 0, 1)
+    assert (Cause.TIME_LIMIT, True) == (link.cause, link.progress)
 
 
 # ── what follows ──────────────────────────────────────────────────────────────────────────
