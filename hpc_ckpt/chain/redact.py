@@ -132,19 +132,58 @@ _AFTER_LOGIN = frozenset(
 )
 _TICKETS = r"(?:kinit|klog|iinit|myproxy-logon|(?:voms|grid)-proxy-init)\b"
 """Programs that read a password and nothing else."""
+_SUDO = r"\bsudo(?:[ \t]{1,20}[\w./@-]{1,60}){0,4}?[ \t]{1,20}-\w{0,5}S"
+_FROM_STDIN = (
+    rf"(?:--(?:password-stdin|with-token|passphrase-fd)|{_SUDO}|"
+    r"-pass(?:in|out)?[ \t]{1,20}(?:stdin|fd:0)\b|"
+    r"\b(?:docker|podman|helm|wandb|huggingface-cli|hf|apptainer|singularity)\b"
+    rf"[^|\n;]{{1,100}}?\blogin\b|\brclone[ \t]{{1,20}}obscure\b|\b{_TICKETS})"
+)
+"""Commands that read a password from what they are given."""
 _PIPED = re.compile(
     r"\b(?:echo|printf)[ \t]{1,20}"
     r"(?:(?:-[neE]{1,3}|\\?[\"']%s(?:\\{1,4}n)?\\?[\"'])[ \t]{1,20})?"
     r"""(?P<value>(?:[^|\n;&"']|"[^"\n]{0,300}"|'[^'\n]{0,300}'){1,300}?)[ \t]{0,20}\|"""
-    r"(?:[^|\n;]{1,200}?(?:--password-stdin|--with-token|--passphrase-fd|\bsudo[ \t]{1,20}-S)|"
+    rf"(?:[^|\n;]{{1,200}}?(?:--password-stdin|--with-token|--passphrase-fd|{_SUDO}|"
+    r"\brclone[ \t]{1,20}obscure\b|-pass(?:in|out)?[ \t]{1,20}(?:stdin|fd:0)\b)|"
     r"[ \t]{0,20}(?:docker|podman|helm|wandb|huggingface-cli|hf|apptainer|singularity)\b"
     r"[^|\n;]{1,100}?\blogin\b|"
     rf"[ \t]{{0,20}}(?:[\w.-]{{0,40}}/){{0,8}}{_TICKETS})"
 )
 """echo password | docker login --password-stdin, or | kinit"""
-_HERE = re.compile(
-    rf"(?:--(?:password-stdin|with-token)|\b{_TICKETS})\b[^\n;|&<]{{0,200}}<<<[ \t]{{0,20}}"
-    rf"(?P<value>{_WORD})"
+_HERE = re.compile(rf"{_FROM_STDIN}[^\n;|&<]{{0,200}}<<<[ \t]{{0,20}}(?P<value>{_WORD})")
+_BREAK = r"(?:\n|\\{1,4}n)"
+"""The end of a line, also in a text that a machine has quoted."""
+_HERE_LINE = r"(?!(?:[ \t]|\\{1,4}t){0,20}(?P=end)\b)(?:(?!\\{1,4}n)[^\n])*"
+_HERE_TEXT = re.compile(
+    rf"(?P<reads>{_FROM_STDIN}[^\n;|&<]{{0,200}})?"
+    r"<<-?[ \t]{0,5}\\{0,8}[\"']?(?P<end>\w{1,40})"
+    rf"(?(reads)|[\"'\\ \t]{{0,20}}\|(?:(?!\\{{1,4}}n)[^\n]){{0,200}}?{_FROM_STDIN})"
+    rf"(?:(?!\\{{1,4}}n)[^\n]){{0,200}}{_BREAK}"
+    rf"(?P<value>{_HERE_LINE}(?:{_BREAK}{_HERE_LINE}){{0,40}})"
+)
+"""kinit me <<EOF, or cat <<EOF | kinit me, and the lines up to EOF."""
+_TRACE = r"(?m)^\+{1,9}[ ]"
+_ECHOED = r"(?:echo|printf)[ \t](?P<value>[^\n]{1,300})"
+_TRACED = re.compile(
+    rf"{_TRACE}{_ECHOED}(?=\n(?:\+[^\n]{{0,300}}\n)?\+{{1,9}}[ ][^\n]{{0,200}}?{_FROM_STDIN})"
+)
+_TRACED_AFTER = re.compile(
+    rf"{_TRACE}(?=[a-z/])[^\n]{{0,200}}?{_FROM_STDIN}[^\n]{{0,300}}\n\+{{1,9}}[ ]{_ECHOED}"
+)
+"""The two halves of a pipe as `set -x` shows them, in either order."""
+_PLACED = re.compile(
+    rf"(?:\brclone{_GAP}obscure|"
+    rf"\bmc{_GAP}(?:alias{_GAP}set|config{_GAP}host{_GAP}add)(?:{_GAP}--?[\w-]{{1,30}}){{0,4}}"
+    rf"(?:{_GAP}[\"']?[^\s\"',]{{1,200}}[\"']?){{3}}|"
+    r"\bsmbclient\b[^;|&\n]{0,100}?[\s\"'](?://|\\{2,8})[^\s\"',;|&]{1,200}[\"']?|"
+    rf"\bb2{_GAP}(?:authorize[-_]account|account{_GAP}authorize)(?:{_GAP}--?[\w-]{{1,30}}){{0,4}}"
+    rf"{_GAP}[\"']?[^\s\"',]{{1,100}}[\"']?){_GAP}(?P<value>(?!-){_WORD})"
+)
+"""Programs that take a password as a word in its place."""
+_VAULT = re.compile(
+    rf"\bvault{_GAP}login(?:{_GAP}-[^\s\"',]{{1,100}}){{0,6}}{_GAP}"
+    rf"(?P<value>(?!-|\w{{1,40}}=){_WORD})(?=[ \t]*(?:[\n;|&#)\"'\\]|\Z)|[ \t]+--?\w)"
 )
 _ORACLE = re.compile(
     rf"(?:\bjdbc:oracle:\w{{1,20}}:|\b(?:sqlplus|sqlldr|expdp|impdp|rman)(?:{_GAP}-\w{{1,20}}){{0,5}}"
@@ -157,6 +196,7 @@ _PASSWORD_OPTION = re.compile(
     r"[^;|&]{0,200}?[\s\"']-p|"
     r"(?:docker|podman|nerdctl|helm|skopeo|oras|crane|apptainer|singularity)\b"
     r"[^;|&]{0,100}?\blogin\b[^;|&]{0,200}?[\s\"']-p|"
+    r"az\b[^;|&]{0,100}?\blogin\b[^;|&]{0,200}?[\s\"']-p|"
     r"redis-cli\b[^;|&]{0,200}?[\s\"']-a|ldap\w{1,20}\b[^;|&]{0,200}?[\s\"']-w|"
     r"ssh-keygen\b[^;|&]{0,200}?[\s\"']-[NP]|openssl\b[^;|&]{0,200}?[\s\"']-[kK](?![\w-])|"
     rf"(?:sqlcmd|zip|unzip)\b[^;|&]{{0,200}}?[\s\"']-P){_NEXT}(?P<value>{_WORD})"
@@ -393,8 +433,12 @@ _PASSES: tuple[Pass, ...] = (
     _formed(_BEARER, _known("credentials of a request")),
     _formed(_ORACLE, _known("user and password of a database")),
     _formed(_LOGIN, _login),
-    _formed(_PIPED, _known("a password for a command")),
-    _formed(_HERE, _known("a password for a command")),
+    _formed(_VAULT, _login),
+    *(
+        _formed(pattern, _known("a password for a command"))
+        for pattern in (_PIPED, _HERE, _HERE_TEXT, _TRACED, _TRACED_AFTER)
+    ),
+    _formed(_PLACED, _known("a password of a command")),
     _named_in(_CONFIGURE, _PAIR, _plain),
     _formed(_PASSWORD_OPTION, _known("a password of a command")),
     _formed(_USER_OPTION, _user),

@@ -117,13 +117,14 @@ def _resume_sweep(sweep: Path, member: str | None, *, as_json: bool) -> None:
 def report(
     root: Root = None,
     for_support: Annotated[
-        bool, typer.Option("--for-support", help="An archive for those who help you.")
+        bool,
+        typer.Option("--for-support", help="For those who help you; without known secrets."),
     ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The new .tar.gz file.")
     ] = None,
 ) -> None:
-    """Pack what others need to help: records, ends of logs, versions; no secrets, no weights."""
+    """Pack what others need to help, without known secrets: records, logs, versions; no weights."""
     if not for_support:
         raise SpecError("say --for-support: there is no other report in this version")
     from ..chain.support import default_name, write_report
