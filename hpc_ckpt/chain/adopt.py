@@ -314,7 +314,8 @@ class _Adoption:
         for line in calls(self._batch.body, "srun"):
             why = (
                 "a step inside the chain's step: the new script sets SLURM_OVERLAP=1 (srun "
-                "--overlap), or it would wait for ever. It hears no signal either"
+                "--overlap), or it would wait for ever. At a preemption its tasks hear TERM "
+                'themselves: without a Checkpointer write srun bash "$HPC_CKPT_SHIM" program'
             )
             self._remarks.append(Remark(line.number, "srun", Fate.LOOK, why))
 

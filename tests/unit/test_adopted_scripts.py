@@ -306,6 +306,7 @@ def test_the_name_of_the_script() -> None:
         ("dmtcp_launch ./a.out", "dmtcp, criu", "images"),
         ("srun --exclusive -n1 x &", "srun --exclusive", "--overlap"),
         ("srun x", "srun", "SLURM_OVERLAP=1"),
+        ("srun y", "srun", 'srun bash "$HPC_CKPT_SHIM" program'),
     ],
 )
 def test_lines_to_look_at(body: str, what: str, why: str) -> None:
