@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from ..errors import BrokenOff, Fenced, UnsupportedState, one_line
+from ..errors import BrokenOff, DamagedCheckpoint, Fenced, UnsupportedState, one_line
 from ..events import Event
 from ..format.manifest import Manifest, ShardRecord
 from ..parallel import uncollected
@@ -66,6 +66,7 @@ class Engine:
             on_fenced=self._overtaken,
             guard=guard.for_removal,
             on_damaged=self._distrust,
+            on_gone=self._gone,
             pace=self._pacing.calm,
             origin=origin,
         )
@@ -76,7 +77,7 @@ class Engine:
             arrived=self._stands,
             after=self._tidier.tidy,
             lacking=partial(lacking, keep=publisher.keep) if publisher.keep.lasting else None,
-            damaged=self._distrust,
+            damaged=self._tidier.distrust,
             pace=lambda: Pace(BACKGROUND_RATE),
         )
         self.destination = Destination(publisher.stack, self._under_way, self._drainer)
@@ -393,7 +394,7 @@ class Engine:
         order.pending.succeed(committed)
 
     def _stands(self, tier: Tier, key: CheckpointKey) -> None:
-        self._published.stands(key, lasts=self._publisher.stack.outlives_job(tier))
+        self._published.stands(key, tier.name, lasts=self._publisher.stack.outlives_job(tier))
 
     def bring_home(self, timeout: float) -> None:
         """Before the link says what it has saved: what would go with the job is drained.
@@ -413,6 +414,13 @@ class Engine:
     def _distrust(self, holder: str) -> None:
         """A shard that others refer to is damaged: the next save writes its bytes again."""
         self._steady.forget(holder)
+
+    def _gone(self, tier: Tier, keys: Collection[CheckpointKey]) -> None:
+        """If the link could only go on from an older one now, the state is saved again."""
+        lost = self._published.gone(keys, tier.name)
+        if lost is not None:
+            path = tier.path_of(lost)
+            self._failures.damaged(DamagedCheckpoint(f"{path}: damaged since it was saved"))
 
     def _overtaken(self, error: Fenced) -> None:
         self.fenced = error

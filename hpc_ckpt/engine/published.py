@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from ..errors import BrokenOff, one_line
@@ -79,17 +79,37 @@ class Published:
         self._guard = guard
         self._lock = threading.Lock()
         self._last: Manifest | None = None
+        self._places: dict[CheckpointKey, dict[str, bool]] = {}
+        """In which tiers each stands, and whether they outlive the job."""
         self.newest: CheckpointKey | None = None
         """Of this lineage: published here, else the restored one."""
         self.lasting: CheckpointKey | None = None
         """The newest of them that the next link can find."""
 
-    def stands(self, key: CheckpointKey, *, lasts: bool) -> None:
-        """It is in some tier; `lasts`: in one that outlives the job."""
+    def stands(self, key: CheckpointKey, tier: str, *, lasts: bool) -> None:
+        """It is in that tier; `lasts`: which outlives the job."""
         with self._lock:  # the drain, and a save that hung, come between
-            self.newest = key if self.newest is None else max(self.newest, key)
-            if lasts:
-                self.lasting = key if self.lasting is None else max(self.lasting, key)
+            self._places.setdefault(key, {})[tier] = lasts
+            self._choose()
+
+    def gone(self, keys: Collection[CheckpointKey], tier: str) -> CheckpointKey | None:
+        """They were removed from that tier, or are damaged there. Returns which of them was the
+        newest, or the newest that lasts, and is not any more."""
+        with self._lock:
+            before = (self.newest, self.lasting)
+            for key in keys:
+                places = self._places.get(key, {})
+                places.pop(tier, None)
+                if not places:
+                    self._places.pop(key, None)
+            self._choose()
+            after = (self.newest, self.lasting)
+        return next((old for old, new in zip(before, after, strict=True) if old != new), None)
+
+    def _choose(self) -> None:
+        self.newest = max(self._places, default=None)
+        lasting = (key for key, places in self._places.items() if any(places.values()))
+        self.lasting = max(lasting, default=None)
 
     def of(self, key: CheckpointKey) -> Manifest | None:
         """What there is of the same step, perhaps in another tier."""

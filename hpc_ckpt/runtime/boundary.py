@@ -18,7 +18,7 @@ from ..engine.destination import Wish
 from ..engine.engine import Engine
 from ..engine.orders import About
 from ..engine.persist import Pending
-from ..errors import Fenced, HpcCkptError, one_line
+from ..errors import DamagedCheckpoint, Fenced, HpcCkptError, UnsupportedState, one_line
 from ..events import Event
 from ..policy.base import Progress
 from ..rundir import CheckpointKey, Result
@@ -157,9 +157,11 @@ class Boundary:
             return
         if self._parts.strict:
             raise error
+        damaged = isinstance(error, DamagedCheckpoint)
+        what = "is damaged" if damaged else "could not be saved"
         warnings.warn(
-            f"a checkpoint could not be saved; training goes on and the next save tries "
-            f"again: {one_line(error)}",
+            f"a checkpoint {what}; training goes on and the next save tries again: "
+            f"{one_line(error)}",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -194,6 +196,12 @@ class Boundary:
         pending.fail(HpcCkptError(f"not saved: {self._parts.ending.error()}"))
         return pending
 
+    def abandon(self) -> None:
+        """No boundary comes any more: whoever waits for the save that was asked for hears of it."""
+        requested, self._requested = self._requested, None
+        if requested is not None:
+            requested.fail(HpcCkptError("not saved: the program left before the step was over"))
+
     def save(self, place: Place, reason: str, wish: Wish | None = None) -> Pending:
         """Snapshot now; only while the engine is ready."""
         parts, requested = self._parts, self._requested
@@ -208,7 +216,12 @@ class Boundary:
             metrics=parts.metrics.read(self._metrics_after),
             training_s=parts.meter.training_s,
         )
-        return parts.engine.save(lambda: parts.capture(place), about, requested, wish)
+        try:
+            return parts.engine.save(lambda: parts.capture(place), about, requested, wish)
+        except UnsupportedState as error:
+            if requested is not None:
+                requested.fail(error)
+            raise
 
     def _seconds_left(self) -> float | None:
         around = self.surroundings()
