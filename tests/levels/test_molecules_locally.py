@@ -13,6 +13,7 @@ from molecules import (
     argon,
     cut,
     kill,
+    lammps_steps,
     last_step,
     lennard_jones,
     require,
@@ -23,8 +24,6 @@ from recipe_chains import at_first_restart, chain, cli, logs
 
 from hpc_ckpt.levels.restarts import Restarts
 from hpc_ckpt.rundir import RunDir
-
-STEPS = 12000
 
 
 def test_gromacs_is_complete_by_its_steps_alone(tmp_path: Path) -> None:
@@ -101,7 +100,7 @@ def test_gromacs_comes_to_the_end_that_its_options_say(
 
 def test_lammps_goes_on_exactly_after_limits_a_kill_and_a_truncated_file(tmp_path: Path) -> None:
     require("lmp")
-    steps = 3 * STEPS  # more than one link can do, on a fast machine too
+    steps = lammps_steps(12)  # more than one link can do, on a fast machine too
     reference = uninterrupted(tmp_path / "whole", steps)
     lennard_jones(tmp_path, steps)
     hurt: list[int] = []
@@ -126,7 +125,7 @@ def test_lammps_goes_on_exactly_after_limits_a_kill_and_a_truncated_file(tmp_pat
 def test_a_first_part_that_is_guarded_by_its_step_is_done_whole(tmp_path: Path) -> None:
     """Killed in the middle of it, and cut by the limit: the next link does what is left of it."""
     require("lmp")
-    first, steps = 2 * STEPS, 3 * STEPS
+    first, steps = lammps_steps(8), lammps_steps(12)
     lennard_jones(tmp_path, steps)
     script = (tmp_path / "in.lj").read_text()
     guarded = f'if "$(step) < {first}" then "run {first} upto"\nunfix eq\nrun {steps} upto\n'
@@ -152,7 +151,7 @@ def test_a_first_part_that_is_guarded_by_its_step_is_done_whole(tmp_path: Path) 
 def test_what_was_written_after_the_last_save_is_not_lost(tmp_path: Path) -> None:
     """The steward is killed long after its last save; the program's own newer file counts."""
     require("lmp")
-    steps = 3 * STEPS  # not done before the first save on a fast machine
+    steps = lammps_steps(12)  # not done before the first save on a fast machine
     reference = uninterrupted(tmp_path / "whole", steps)
     lennard_jones(tmp_path, steps)
 
@@ -176,7 +175,7 @@ def test_what_was_written_after_the_last_save_is_not_lost(tmp_path: Path) -> Non
 
 def test_a_log_that_the_script_names_tells_the_end_and_is_kept(tmp_path: Path) -> None:
     require("lmp")
-    steps = 3 * STEPS  # not done before the first save on a fast machine
+    steps = lammps_steps(12)  # not done before the first save on a fast machine
     lennard_jones(tmp_path, steps)
     script = tmp_path / "in.lj"
     script.write_text("log prod.log\n" + script.read_text())
@@ -190,8 +189,9 @@ def test_a_log_that_the_script_names_tells_the_end_and_is_kept(tmp_path: Path) -
 
 def test_a_link_of_lammps_killed_before_any_save_is_not_lost(tmp_path: Path) -> None:
     require("lmp")
-    reference = uninterrupted(tmp_path / "whole", STEPS)
-    lennard_jones(tmp_path, STEPS)
+    steps = lammps_steps(4)
+    reference = uninterrupted(tmp_path / "whole", steps)
+    lennard_jones(tmp_path, steps)
 
     def strike() -> None:
         end = time.monotonic() + 60
@@ -205,8 +205,7 @@ def test_a_link_of_lammps_killed_before_any_save_is_not_lost(tmp_path: Path) -> 
     striking.join()
     assert "complete" == status["state"]
     assert "nothing is saved, but ck." in logs(tmp_path)
-    steps = list(thermo((tmp_path / "log.lammps").read_text()))
-    assert min(steps) > 0
+    assert min(thermo((tmp_path / "log.lammps").read_text())) > 0
     assert reference == thermo(logs(tmp_path))
 
 
