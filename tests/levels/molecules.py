@@ -112,6 +112,21 @@ def thermo(text: str) -> dict[int, str]:
 
 
 @functools.cache
+def gromacs_steps(seconds: float) -> int:
+    """So many that this machine is busy with them for that long."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        argon(place, 20_000)
+        run = ["gmx", "mdrun", "-deffnm", "prod", "-nt", "1"]
+        subprocess.run(run, cwd=place, check=True, capture_output=True)
+        took = re.search(
+            r"^ +Time: +[\d.]+ +([\d.]+)", (place / "prod.log").read_text(), re.MULTILINE
+        )
+    assert took is not None
+    return 10_000 * max(10, math.ceil(2 * seconds / float(took[1])))
+
+
+@functools.cache
 def lammps_steps(seconds: float) -> int:
     """So many that this machine is busy with them for that long; thousands, as restarts are."""
     with tempfile.TemporaryDirectory() as place:
