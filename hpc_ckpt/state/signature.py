@@ -81,8 +81,8 @@ def _span(tensor: Any) -> tuple[int, int]:
     return 1 + sum((size - 1) * stride for size, stride in steps), tensor.element_size()
 
 
-def _end(offset: int, span: tuple[int, int]) -> int:
-    return (offset + span[0]) * span[1]
+def _end(offset: Any, span: tuple[int, int]) -> int:
+    return int(offset + span[0]) * span[1]
 
 
 def _ties(pointers: list[int]) -> list[int] | None:
