@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from ..errors import BrokenOff, DamagedCheckpoint, Fenced, UnsupportedState, one_line
+from ..errors import BrokenOff, Fenced, UnsupportedState, one_line
 from ..events import Event
 from ..format.manifest import Manifest, ShardRecord
 from ..parallel import uncollected
@@ -59,6 +59,7 @@ class Engine:
         self._warming = Warming(self._camera)
         self._pacing = Pacing()
         guard = Guard(publisher.lease.check, publisher.stack, publisher.events)
+        self._published = Published(guard.of_order, self._failures.damaged)
         self._tidier = Tidier(
             publisher.keep,
             publisher.lease,
@@ -66,7 +67,7 @@ class Engine:
             on_fenced=self._overtaken,
             guard=guard.for_removal,
             on_damaged=self._distrust,
-            on_gone=self._gone,
+            on_gone=self._published.gone,
             pace=self._pacing.calm,
             origin=origin,
         )
@@ -82,7 +83,6 @@ class Engine:
         )
         self.destination = Destination(publisher.stack, self._under_way, self._drainer)
         self._steady = Steady()
-        self._published = Published(lambda order: guard.for_commit(order.tier, urgent=order.urgent))
         if origin is not None:
             self._go_on_from(origin)
         self.snapshot_step = step
@@ -414,13 +414,6 @@ class Engine:
     def _distrust(self, holder: str) -> None:
         """A shard that others refer to is damaged: the next save writes its bytes again."""
         self._steady.forget(holder)
-
-    def _gone(self, tier: Tier, keys: Collection[CheckpointKey]) -> None:
-        """If the link could only go on from an older one now, the state is saved again."""
-        lost = self._published.gone(keys, tier.name)
-        if lost is not None:
-            path = tier.path_of(lost)
-            self._failures.damaged(DamagedCheckpoint(f"{path}: damaged since it was saved"))
 
     def _overtaken(self, error: Fenced) -> None:
         self.fenced = error

@@ -7,6 +7,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from ..errors import DamagedCheckpoint, Fenced, one_line
 from ..events import Event, EventLog
@@ -55,8 +56,9 @@ class Failures:
         _forget_locals(error)
         pending.fail(error)
 
-    def damaged(self, error: DamagedCheckpoint) -> None:
+    def damaged(self, path: Path) -> None:
         """What was saved is so no more: told, and tried again, like a save that failed."""
+        error = DamagedCheckpoint(f"{path}: damaged since it was saved")
         self._untold = (Pending(str(error)), error)
         self.at_s = time.time()
         log.warning("%s; the state is saved again", error)

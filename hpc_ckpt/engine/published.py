@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 
 from ..errors import BrokenOff, one_line
 from ..events import Event, EventLog
@@ -49,6 +50,9 @@ class Guard:
         else:
             self._told = False
 
+    def of_order(self, order: Order) -> None:
+        self.for_commit(order.tier, urgent=order.urgent)
+
     def for_removal(self, tier: Tier) -> None:
         """Raises Fenced, and OSError where nobody can tell."""
         self._ask(tier, LEASE_S)
@@ -75,8 +79,12 @@ class Guard:
 class Published:
     """Asked and told by the threads that commit."""
 
-    def __init__(self, guard: Callable[[Order], None]) -> None:
+    def __init__(
+        self, guard: Callable[[Order], None], on_lost: Callable[[Path], None] = lambda path: None
+    ) -> None:
         self._guard = guard
+        self._on_lost = on_lost
+        """The newest, or the newest that lasts, was found to be damaged."""
         self._lock = threading.Lock()
         self._last: Manifest | None = None
         self._places: dict[CheckpointKey, dict[str, bool]] = {}
@@ -92,19 +100,20 @@ class Published:
             self._places.setdefault(key, {})[tier] = lasts
             self._choose()
 
-    def gone(self, keys: Collection[CheckpointKey], tier: str) -> CheckpointKey | None:
-        """They were removed from that tier, or are damaged there. Returns which of them was the
-        newest, or the newest that lasts, and is not any more."""
+    def gone(self, tier: Tier, keys: Collection[CheckpointKey]) -> None:
+        """They were removed from that tier, or are damaged there."""
         with self._lock:
             before = (self.newest, self.lasting)
             for key in keys:
                 places = self._places.get(key, {})
-                places.pop(tier, None)
+                places.pop(tier.name, None)
                 if not places:
                     self._places.pop(key, None)
             self._choose()
             after = (self.newest, self.lasting)
-        return next((old for old, new in zip(before, after, strict=True) if old != new), None)
+        for old, new in zip(before, after, strict=True):
+            if old is not None and old != new:
+                return self._on_lost(tier.path_of(old))
 
     def _choose(self) -> None:
         self.newest = max(self._places, default=None)

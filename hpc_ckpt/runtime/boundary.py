@@ -8,7 +8,6 @@ not know loops, data or tracked objects: those are checkpointer.py's.
 from __future__ import annotations
 
 import logging
-import math
 import time
 import warnings
 from collections.abc import Callable, Collection
@@ -24,6 +23,7 @@ from ..policy.base import Progress
 from ..rundir import CheckpointKey, Result
 from ..triggers import Surroundings, Triggers
 from .ending import Ending
+from .heartbeat import Heartbeat
 from .lookout import LOOK_EVERY_S, Lookout
 from .meter import Meter, Metrics
 from .room import Room
@@ -70,7 +70,7 @@ class Boundary:
         self._requested: Pending | None = None
         self._skipping = False
         self._ending_now = False
-        self._beat_s = time.monotonic()
+        self._heartbeat = Heartbeat(parts.session, parts.meter, parts.metrics)
         self._metrics_after = -1
         """Metrics given up to this step belong to an earlier checkpoint."""
 
@@ -167,21 +167,7 @@ class Boundary:
         )
 
     def heartbeat(self, place: Place) -> None:
-        now, parts = time.monotonic(), self._parts
-        if now - self._beat_s < parts.session.heartbeat_s:
-            return
-        self._beat_s = now
-        parts.metrics.read()
-        loss = parts.metrics.loss
-        parts.session.events.emit(
-            Event.PROGRESS,
-            flush=False,  # the lookout writes it: a hung file system must not stop training
-            step=place.step,
-            epoch=place.epoch,
-            training_s=round(parts.meter.training_s, 6),
-            stall_s=round(parts.meter.stall_s, 6),
-            loss=loss if loss is not None and math.isfinite(loss) else None,
-        )
+        self._heartbeat.beat(place.step, place.epoch)
 
     # ── saving ────────────────────────────────────────────────────────────────────────────
     def request(self, reason: str) -> Pending:

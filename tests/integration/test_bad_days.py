@@ -26,6 +26,7 @@ from hpc_ckpt.rundir import Result, RunDir
 from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.staging import DirectoryStaging
 
+told_of_damage = pytest.mark.filterwarnings("ignore:a checkpoint is damaged:RuntimeWarning")
 NEVER = "every 1000000 steps"
 
 
@@ -95,6 +96,7 @@ class HalfFrozen(torch.nn.Module):
         self.w = torch.nn.Parameter(torch.zeros(1000))
 
 
+@told_of_damage
 @pytest.mark.parametrize("keep", [1, 3])
 def test_a_damaged_holder_is_found_and_its_bytes_are_written_again(root: Path, keep: int) -> None:
     """They were in memory all the time: the damage costs one save, not the chain."""
@@ -212,6 +214,7 @@ def decay_at_commit(root: Path, steps: set[int]) -> None:
     fsio.observe(damage)
 
 
+@told_of_damage
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize("keep", [{"last": 2}, {"last": 2, "every": 3}, {"last": 1}])
 def test_the_last_that_was_read_goes_only_after_another_was(

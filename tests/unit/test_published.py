@@ -34,6 +34,9 @@ def manifest(step: int) -> Manifest:
     )  # fmt: skip
 
 
+RUN = DirectoryTier("runs", name="run")
+
+
 def order(*, given_up: bool) -> Any:
     return SimpleNamespace(given_up=given_up, tier=DirectoryTier("nowhere", name="fast"))
 
@@ -87,17 +90,16 @@ def test_one_that_would_go_with_the_job_does_not_last() -> None:
 
 def test_damage_takes_it_away() -> None:
     """A link must not say that it has saved what the next one cannot restore."""
-    published, older, newer = (
-        Published(lambda order: None),
-        CheckpointKey(1, 1),
-        CheckpointKey(1, 2),
-    )
+    lost: list[Path] = []
+    published = Published(lambda order: None, lost.append)
+    older, newer = CheckpointKey(1, 1), CheckpointKey(1, 2)
     for key in (older, newer):
         published.stands(key, "run", lasts=True)
-    assert newer == published.gone([newer], "run")
+    published.gone(RUN, [newer])
     assert (older, older) == (published.newest, published.lasting)
-    assert older == published.gone([older, newer], "run")
+    published.gone(RUN, [older, newer])
     assert (None, None) == (published.newest, published.lasting)
+    assert [RUN.path_of(newer), RUN.path_of(older)] == lost
 
 
 def test_damage_in_one_tier_leaves_the_other() -> None:
@@ -110,17 +112,19 @@ def test_damage_in_one_tier_leaves_the_other() -> None:
     published.stands(older, "run", lasts=True)
     published.stands(newer, "fast", lasts=False)
     published.stands(newer, "run", lasts=True)
-    assert newer == published.gone([newer], "run")
+    published.gone(RUN, [newer])
     assert (newer, older) == (published.newest, published.lasting)
 
 
 def test_old_ones_that_go_change_nothing() -> None:
     """Retention; nor does what was never published here."""
-    published, newest = Published(lambda order: None), CheckpointKey(1, 3)
+    lost: list[Path] = []
+    published, newest = Published(lambda order: None, lost.append), CheckpointKey(1, 3)
     for step in (1, 2, 3):
         published.stands(CheckpointKey(1, step), "run", lasts=True)
     gone = [CheckpointKey(1, 1), CheckpointKey(1, 2), CheckpointKey(1, 9)]
-    assert published.gone(gone, "run") is None
+    published.gone(RUN, gone)
+    assert [] == lost
     assert (newest, newest) == (published.newest, published.lasting)
 
 
