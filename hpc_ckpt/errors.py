@@ -91,6 +91,10 @@ class CorruptCheckpoint(CheckpointError):
         return any(getattr(defect, "passing", False) for defect in self.defects)
 
 
+class DamagedCheckpoint(CheckpointError):
+    """One that this process has saved, and has found to be damaged since."""
+
+
 class NewerCheckpoint(CheckpointError):
     """Made by a newer version than this one: no damage, and nothing to go back behind."""
 

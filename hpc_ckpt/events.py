@@ -54,6 +54,7 @@ class Event(str, Enum):
     DRAIN_FAILED = "drain.failed"  # checkpoint, tier, error
     DRAIN_DROPPED = "drain.dropped"  # checkpoint, reason
     RETENTION_FAILED = "retention.failed"  # tier, error
+    DAMAGED = "checkpoint.damaged"  # checkpoint, tier: found by reading it back; saved again
     HOLDER_DAMAGED = "holder.damaged"  # checkpoint: its shards are written again
     REMOVED = "removed"  # checkpoint, tier
     REOPENED = "reopened"  # step: DONE was taken back, the work goes on

@@ -59,6 +59,7 @@ class Engine:
         self._warming = Warming(self._camera)
         self._pacing = Pacing()
         guard = Guard(publisher.lease.check, publisher.stack, publisher.events)
+        self._published = Published(guard.of_order, self._failures.damaged)
         self._tidier = Tidier(
             publisher.keep,
             publisher.lease,
@@ -66,6 +67,7 @@ class Engine:
             on_fenced=self._overtaken,
             guard=guard.for_removal,
             on_damaged=self._distrust,
+            on_gone=self._published.gone,
             pace=self._pacing.calm,
             origin=origin,
         )
@@ -76,12 +78,11 @@ class Engine:
             arrived=self._stands,
             after=self._tidier.tidy,
             lacking=partial(lacking, keep=publisher.keep) if publisher.keep.lasting else None,
-            damaged=self._distrust,
+            damaged=self._tidier.distrust,
             pace=lambda: Pace(BACKGROUND_RATE),
         )
         self.destination = Destination(publisher.stack, self._under_way, self._drainer)
         self._steady = Steady()
-        self._published = Published(lambda order: guard.for_commit(order.tier, urgent=order.urgent))
         if origin is not None:
             self._go_on_from(origin)
         self.snapshot_step = step
@@ -393,7 +394,7 @@ class Engine:
         order.pending.succeed(committed)
 
     def _stands(self, tier: Tier, key: CheckpointKey) -> None:
-        self._published.stands(key, lasts=self._publisher.stack.outlives_job(tier))
+        self._published.stands(key, tier.name, lasts=self._publisher.stack.outlives_job(tier))
 
     def bring_home(self, timeout: float) -> None:
         """Before the link says what it has saved: what would go with the job is drained.

@@ -7,8 +7,9 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
-from ..errors import Fenced, one_line
+from ..errors import DamagedCheckpoint, Fenced, one_line
 from ..events import Event, EventLog
 from .orders import Order
 from .persist import Pending
@@ -55,6 +56,13 @@ class Failures:
         _forget_locals(error)
         pending.fail(error)
 
+    def damaged(self, path: Path) -> None:
+        """What was saved is so no more: told, and tried again, like a save that failed."""
+        error = DamagedCheckpoint(f"{path}: damaged since it was saved")
+        self._untold = (Pending(str(error)), error)
+        self.at_s = time.time()
+        log.warning("%s; the state is saved again", error)
+
     def drop(self, order: Order, error: Exception) -> None:
         """It has not begun and will not: skipped for a newer one, or failed."""
         order.snapshot.release()
@@ -71,8 +79,13 @@ class Failures:
 
 
 def _forget_locals(error: BaseException) -> None:
-    """Whoever keeps the error would keep the buffer of its save, which is as large as the state."""
+    """Whoever keeps the error would keep the buffer of its save, which is as large as the state.
+
+    `raise error from error` makes a ring of one.
+    """
+    seen: set[int] = set()
     chained: BaseException | None = error
-    while chained is not None:
+    while chained is not None and id(chained) not in seen:
+        seen.add(id(chained))
         traceback.clear_frames(chained.__traceback__)
         chained = chained.__cause__ or chained.__context__

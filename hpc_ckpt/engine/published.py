@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 
 from ..errors import BrokenOff, one_line
 from ..events import Event, EventLog
@@ -49,6 +50,9 @@ class Guard:
         else:
             self._told = False
 
+    def of_order(self, order: Order) -> None:
+        self.for_commit(order.tier, urgent=order.urgent)
+
     def for_removal(self, tier: Tier) -> None:
         """Raises Fenced, and OSError where nobody can tell."""
         self._ask(tier, LEASE_S)
@@ -75,21 +79,46 @@ class Guard:
 class Published:
     """Asked and told by the threads that commit."""
 
-    def __init__(self, guard: Callable[[Order], None]) -> None:
+    def __init__(
+        self, guard: Callable[[Order], None], on_lost: Callable[[Path], None] = lambda path: None
+    ) -> None:
         self._guard = guard
+        self._on_lost = on_lost
+        """The newest, or the newest that lasts, was found to be damaged."""
         self._lock = threading.Lock()
         self._last: Manifest | None = None
+        self._places: dict[CheckpointKey, dict[str, bool]] = {}
+        """In which tiers each stands, and whether they outlive the job."""
         self.newest: CheckpointKey | None = None
         """Of this lineage: published here, else the restored one."""
         self.lasting: CheckpointKey | None = None
         """The newest of them that the next link can find."""
 
-    def stands(self, key: CheckpointKey, *, lasts: bool) -> None:
-        """It is in some tier; `lasts`: in one that outlives the job."""
+    def stands(self, key: CheckpointKey, tier: str, *, lasts: bool) -> None:
+        """It is in that tier; `lasts`: which outlives the job."""
         with self._lock:  # the drain, and a save that hung, come between
-            self.newest = key if self.newest is None else max(self.newest, key)
-            if lasts:
-                self.lasting = key if self.lasting is None else max(self.lasting, key)
+            self._places.setdefault(key, {})[tier] = lasts
+            self._choose()
+
+    def gone(self, tier: Tier, keys: Collection[CheckpointKey]) -> None:
+        """They were removed from that tier, or are damaged there."""
+        with self._lock:
+            before = (self.newest, self.lasting)
+            for key in keys:
+                places = self._places.get(key, {})
+                places.pop(tier.name, None)
+                if not places:
+                    self._places.pop(key, None)
+            self._choose()
+            after = (self.newest, self.lasting)
+        for old, new in zip(before, after, strict=True):
+            if old is not None and old != new:
+                return self._on_lost(tier.path_of(old))
+
+    def _choose(self) -> None:
+        self.newest = max(self._places, default=None)
+        lasting = (key for key, places in self._places.items() if any(places.values()))
+        self.lasting = max(lasting, default=None)
 
     def of(self, key: CheckpointKey) -> Manifest | None:
         """What there is of the same step, perhaps in another tier."""

@@ -6,12 +6,13 @@ The rule of what to keep is tiers/retention.py's; nothing here can hurt the comm
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from ..errors import BrokenOff, CorruptCheckpoint, Fenced, one_line
+from ..errors import BrokenOff, CheckpointError, CorruptCheckpoint, Fenced, one_line
 from ..events import Event, EventLog
 from ..format.defects import DefectKind
 from ..format.manifest import CHUNK
@@ -42,6 +43,7 @@ class Tidier:
         on_fenced: Callable[[Fenced], None],
         guard: Callable[[Tier], None] | None = None,
         on_damaged: Callable[[str], None] = lambda holder: None,
+        on_gone: Callable[[Tier, Collection[CheckpointKey]], None] = lambda tier, keys: None,
         pace: Callable[[int], Pace] = lambda size: Pace(),
         origin: Origin | None = None,
     ) -> None:
@@ -52,6 +54,8 @@ class Tidier:
         self._guard = guard or (lambda tier: lease.check())
         """Raises unless it is known that no newer generation has taken over."""
         self._on_damaged = on_damaged
+        self._on_gone = on_gone
+        """Removed, or damaged in that tier: no later link finds them there."""
         self._pace = pace
         """How fast that many bytes may be read beside training."""
         self._looks: set[_Look] = set()
@@ -119,6 +123,7 @@ class Tidier:
             for holder in self._scrubber.damaged(tier, committed.key):
                 self._distrust(tier, holder)
             broken = self._broken_in(tier)
+            self._on_gone(tier, broken)
             if tier.name not in self._swept:
                 self._guard(tier)
                 tier.recover()  # before anything goes: at the start it may not have answered
@@ -140,6 +145,7 @@ class Tidier:
             self._tell_that_all_stays(tier, error)
         else:
             self._untidy.pop(tier.name, None)
+            self._on_gone(tier, removed)
             for key in removed:
                 self._events.emit(Event.REMOVED, checkpoint=key.directory_name, tier=tier.name)
 
@@ -155,9 +161,9 @@ class Tidier:
 
     def _broken_in(self, tier: Tier) -> frozenset[CheckpointKey]:
         """None of these can be counted on: a holder that is damaged takes others with it."""
-        damaged = frozenset(self._damaged[tier.name])
+        damaged = frozenset(self._damaged.get(tier.name, ()))
         others = referring(tier, damaged) if damaged else ()
-        return damaged.union(self._broken[tier.name], others)
+        return damaged.union(self._broken.get(tier.name, ()), others)
 
     def _before(
         self,
@@ -209,14 +215,29 @@ class Tidier:
     def _note_damage(self, tier: Tier, key: CheckpointKey, places: Collection[str]) -> None:
         self._broken[tier.name].add(key)
         self._on_damaged(key.directory_name)  # the next save must not refer to it
+        self._on_gone(tier, [key])
+        self._events.emit(Event.DAMAGED, checkpoint=key.directory_name, tier=tier.name)
         shards = tier.manifest(key).shards
         for holder in {one.holder for one in shards if one.place in places} - {None}:
             self._distrust(tier, str(holder))
+        self._on_gone(tier, self._broken_in(tier))
+
+    def distrust(self, tier: Tier, name: str) -> None:
+        """Damage that somebody else has found there, in one that may hold shards of others; told
+        once, though it may be found again and again."""
+        key = CheckpointKey.parse(name)
+        if key is None or key in self._damaged.get(tier.name, ()):
+            self._on_damaged(name)
+            return
+        self._distrust(tier, name)
+        self._on_gone(tier, [key])
+        with contextlib.suppress(CheckpointError, OSError):  # else after the next commit
+            self._on_gone(tier, self._broken_in(tier))
 
     def _distrust(self, tier: Tier, holder: str) -> None:
         key = CheckpointKey.parse(holder)
         if key is not None:
-            self._damaged[tier.name].add(key)
+            self._damaged.setdefault(tier.name, set()).add(key)
         self._on_damaged(holder)
         self._events.emit(Event.HOLDER_DAMAGED, checkpoint=holder)
         log.warning("%s holds shards of others and is damaged; they are written again", holder)

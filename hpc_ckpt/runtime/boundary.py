@@ -8,7 +8,6 @@ not know loops, data or tracked objects: those are checkpointer.py's.
 from __future__ import annotations
 
 import logging
-import math
 import time
 import warnings
 from collections.abc import Callable, Collection
@@ -18,12 +17,13 @@ from ..engine.destination import Wish
 from ..engine.engine import Engine
 from ..engine.orders import About
 from ..engine.persist import Pending
-from ..errors import Fenced, HpcCkptError, one_line
+from ..errors import DamagedCheckpoint, Fenced, HpcCkptError, UnsupportedState, one_line
 from ..events import Event
 from ..policy.base import Progress
 from ..rundir import CheckpointKey, Result
 from ..triggers import Surroundings, Triggers
 from .ending import Ending
+from .heartbeat import Heartbeat
 from .lookout import LOOK_EVERY_S, Lookout
 from .meter import Meter, Metrics
 from .room import Room
@@ -70,7 +70,7 @@ class Boundary:
         self._requested: Pending | None = None
         self._skipping = False
         self._ending_now = False
-        self._beat_s = time.monotonic()
+        self._heartbeat = Heartbeat(parts.session, parts.meter, parts.metrics)
         self._metrics_after = -1
         """Metrics given up to this step belong to an earlier checkpoint."""
 
@@ -157,29 +157,17 @@ class Boundary:
             return
         if self._parts.strict:
             raise error
+        damaged = isinstance(error, DamagedCheckpoint)
+        what = "is damaged" if damaged else "could not be saved"
         warnings.warn(
-            f"a checkpoint could not be saved; training goes on and the next save tries "
-            f"again: {one_line(error)}",
+            f"a checkpoint {what}; training goes on and the next save tries again: "
+            f"{one_line(error)}",
             RuntimeWarning,
             stacklevel=4,
         )
 
     def heartbeat(self, place: Place) -> None:
-        now, parts = time.monotonic(), self._parts
-        if now - self._beat_s < parts.session.heartbeat_s:
-            return
-        self._beat_s = now
-        parts.metrics.read()
-        loss = parts.metrics.loss
-        parts.session.events.emit(
-            Event.PROGRESS,
-            flush=False,  # the lookout writes it: a hung file system must not stop training
-            step=place.step,
-            epoch=place.epoch,
-            training_s=round(parts.meter.training_s, 6),
-            stall_s=round(parts.meter.stall_s, 6),
-            loss=loss if loss is not None and math.isfinite(loss) else None,
-        )
+        self._heartbeat.beat(place.step, place.epoch)
 
     # ── saving ────────────────────────────────────────────────────────────────────────────
     def request(self, reason: str) -> Pending:
@@ -193,6 +181,12 @@ class Boundary:
         pending = Pending(reason)
         pending.fail(HpcCkptError(f"not saved: {self._parts.ending.error()}"))
         return pending
+
+    def abandon(self) -> None:
+        """No boundary comes any more: whoever waits for the save that was asked for hears of it."""
+        requested, self._requested = self._requested, None
+        if requested is not None:
+            requested.fail(HpcCkptError("not saved: the program left before the step was over"))
 
     def save(self, place: Place, reason: str, wish: Wish | None = None) -> Pending:
         """Snapshot now; only while the engine is ready."""
@@ -208,7 +202,12 @@ class Boundary:
             metrics=parts.metrics.read(self._metrics_after),
             training_s=parts.meter.training_s,
         )
-        return parts.engine.save(lambda: parts.capture(place), about, requested, wish)
+        try:
+            return parts.engine.save(lambda: parts.capture(place), about, requested, wish)
+        except UnsupportedState as error:
+            if requested is not None:
+                requested.fail(error)
+            raise
 
     def _seconds_left(self) -> float | None:
         around = self.surroundings()

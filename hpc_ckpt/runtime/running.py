@@ -345,6 +345,7 @@ class Running:
         self.meter.pause(time.monotonic())
         if not self.engine.close(0.0 if self._given_up else self._patience(patience_s)):
             log.warning("left a save behind that did not end in %g s", patience_s)
+        self.boundary.abandon()
         self._lookout.stop()
         self._signals.remove()
         self.stepped.close()

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ class Signature:
         tensors = enumerate(self._only_tensors(values))
         self._complex = [n for n, tensor in tensors if tensor.dtype.is_complex]
         self._known, _ = self._look(values)
+        self._spans = [_span(tensor) for tensor in self._only_tensors(values)]
 
     def _only_tensors(self, values: list[Value]) -> list[Any]:
         return [values[n] for n in self._tensors] if self._arrays else list(values)
@@ -30,7 +32,16 @@ class Signature:
             found, addresses = self._look(values)
         except (RuntimeError, NotImplementedError):  # sparse and the like have no strides
             return None
-        return addresses if found == self._known else None
+        return addresses if found == self._known and self._has_memory(values) else None
+
+    def _has_memory(self, values: list[Value]) -> bool:
+        """Whether each lies within its storage, which may have been freed or made smaller: a copy
+        of what is behind it would end the program."""
+        found = self._only_tensors(values)
+        sizes = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, found))
+        offsets = map(torch.Tensor.storage_offset, found)
+        ends = map(_end, offsets, self._spans)
+        return all(map(operator.ge, sizes, ends))
 
     def _look(self, values: list[Value]) -> tuple[tuple[object, ...], list[int]]:
         """What must stay the same, and where everything lies now."""
@@ -59,6 +70,19 @@ class Signature:
             for number, address in zip(numbers, known, strict=True):
                 addresses[number] = address
         return seen, addresses
+
+
+def _span(tensor: Any) -> tuple[int, int]:
+    """Elements from its first to its last one, and bytes of each; they follow from what must
+    stay the same."""
+    if tensor.numel() == 0:
+        return 0, 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps), tensor.element_size()
+
+
+def _end(offset: Any, span: tuple[int, int]) -> int:
+    return int(offset + span[0]) * span[1]
 
 
 def _ties(pointers: list[int]) -> list[int] | None:

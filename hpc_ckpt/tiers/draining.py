@@ -54,7 +54,7 @@ class Drainer:
         arrived: Callable[[Tier, CheckpointKey], None] = lambda tier, key: None,
         after: Callable[[Tier, Committed], None] = lambda tier, committed: None,
         lacking: Callable[[Tier, Tier], Sequence[CheckpointKey]] | None = None,
-        damaged: Callable[[str], None] = lambda name: None,
+        damaged: Callable[[Tier, str], None] = lambda tier, name: None,
         pace: Callable[[], Pace] = Pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -382,7 +382,7 @@ class Drainer:
 
     def _note_damage(self, order: Order, error: Exception) -> None:
         if isinstance(error, CorruptCheckpoint) and not error.passing:
-            self._tell_damaged(error.path.name)  # it, or what holds shards of it
+            self._tell_damaged(order.source, error.path.name)  # it, or what holds shards of it
             if order.looked_for:
                 self._damaged.add((order.source.name, order.key))
 

@@ -591,7 +591,7 @@ class Bench:
             events=self.events,
             after=lambda tier, committed: self.after.append((tier.name, committed.key.step)),
             lacking=lambda source, home: lacking(source, home, keep or Keep(last=1)),
-            damaged=self.damaged.append,
+            damaged=lambda _, name: self.damaged.append(name),
         )
 
     def save(self, step: int, *, wait: bool = True) -> CheckpointKey:

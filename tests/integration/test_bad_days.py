@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,13 +19,14 @@ import pytest
 import torch
 
 import hpc_ckpt
-from hpc_ckpt import Checkpointer, events, fsio
+from hpc_ckpt import Checkpointer, LinkEnded, events, fsio
 from hpc_ckpt.errors import BrokenOff
 from hpc_ckpt.format.verify import verify as verify_checkpoint
-from hpc_ckpt.rundir import RunDir
+from hpc_ckpt.rundir import Result, RunDir
 from hpc_ckpt.tiers.directory import DirectoryTier
 from hpc_ckpt.tiers.staging import DirectoryStaging
 
+told_of_damage = pytest.mark.filterwarnings("ignore:a checkpoint is damaged:RuntimeWarning")
 NEVER = "every 1000000 steps"
 
 
@@ -94,6 +96,7 @@ class HalfFrozen(torch.nn.Module):
         self.w = torch.nn.Parameter(torch.zeros(1000))
 
 
+@told_of_damage
 @pytest.mark.parametrize("keep", [1, 3])
 def test_a_damaged_holder_is_found_and_its_bytes_are_written_again(root: Path, keep: int) -> None:
     """They were in memory all the time: the damage costs one save, not the chain."""
@@ -114,6 +117,59 @@ def test_a_damaged_holder_is_found_and_its_bytes_are_written_again(root: Path, k
     assert found[max(found)]
     with killed(root, model=HalfFrozen(), optimizer=optimizer) as ckpt:
         assert ckpt.restored is not None and 8 == ckpt.restored.step
+
+
+@contextmanager
+def damaged_once_durable(root: Path, name: str, file: str) -> Iterator[None]:
+    """As soon as that checkpoint is committed, before anything reads it back."""
+    checkpoints = root / "checkpoints"
+
+    def damage(point: str) -> None:
+        if point == "commit.durable" and (checkpoints / name).is_dir() and not done:
+            done.extend(checkpoints.glob(file))
+            for path in done:
+                flip(path, 9000)
+
+    done: list[Path] = []
+    before = fsio.observe(damage)
+    try:
+        yield
+    finally:
+        fsio.observe(before)
+
+
+@pytest.mark.parametrize(
+    ("model", "file"),
+    [
+        (torch.nn.Linear(60, 60), "step-000000003-*/rank-00000.safetensors"),
+        (HalfFrozen(), "*/rank-00000.1.safetensors"),
+    ],
+)
+def test_a_link_does_not_end_as_saved_by_what_it_knows_to_be_damaged(
+    root: Path, model: torch.nn.Module, file: str
+) -> None:
+    """All of it is in memory: the next step() saves it again, and says so."""
+    name = "step-000000003-g00000001"
+    with (
+        damaged_once_durable(root, name, file),
+        warnings.catch_warnings(record=True) as caught,
+        suppress(LinkEnded),
+        Checkpointer(root, policy="every 1 steps", keep=1, model=model) as ckpt,
+    ):
+        warnings.simplefilter("always")
+        for _ in range(9):
+            ckpt.step()
+            ckpt._entered().engine.wait(20)
+            if ckpt.global_step == 3:
+                RunDir(root).give_notice(1, "test")
+                while not ckpt.poll():
+                    time.sleep(0.02)
+    warned = [str(one.message) for one in caught]
+    assert any("is damaged; training goes on" in text for text in warned)
+    outcome = RunDir(root).outcome(1)
+    assert outcome is not None and (Result.SAVED, 4) == (outcome.outcome, outcome.step)
+    with killed(root, model=model) as again:
+        assert again.restored is not None and 4 == again.restored.step
 
 
 @pytest.mark.parametrize("broken", [1, 2])
@@ -158,6 +214,7 @@ def decay_at_commit(root: Path, steps: set[int]) -> None:
     fsio.observe(damage)
 
 
+@told_of_damage
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize("keep", [{"last": 2}, {"last": 2, "every": 3}, {"last": 1}])
 def test_the_last_that_was_read_goes_only_after_another_was(

@@ -411,6 +411,32 @@ def test_a_save_inside_an_iteration_waits_for_its_end(root: Path, rundir: RunDir
         assert (1, "asked inside") == (pending.step, manifest_of(rundir)["reason"])
 
 
+class _Lost(Exception):
+    """What training raises in the middle of an iteration."""
+
+
+def test_whoever_waits_for_a_save_hears_that_no_step_comes_any_more(root: Path) -> None:
+    """Else a thread that waits for it keeps a failed program until its time limit."""
+    with pytest.raises(_Lost), Checkpointer(root, w=torch.zeros(3)) as ckpt:
+        for _ in ckpt.steps(3):
+            pending = ckpt.save("asked inside")
+            raise _Lost
+    assert pending.done()
+    with pytest.raises(HpcCkptError, match="left before the step was over"):
+        pending.committed(0)
+
+
+def test_whoever_waits_for_a_save_hears_that_it_cannot_be_made(root: Path) -> None:
+    """The step() that was to take it raises; another thread may wait all the same."""
+    part: dict[str, object] = {}
+    with pytest.raises(UnsupportedState), Checkpointer(root, part=part) as ckpt:
+        for _ in ckpt.steps(3):
+            pending = ckpt.save("asked inside")
+            part["new"] = object()
+            ckpt.step()
+    assert pending.done()
+
+
 def test_metrics_of_a_checkpoint_are_those_given_since_the_one_before(
     root: Path, rundir: RunDir
 ) -> None:

@@ -412,6 +412,7 @@ def test_a_damaged_holder_sends_a_restore_back_to_what_is_whole(
     )
 
 
+@pytest.mark.filterwarnings("ignore:a checkpoint is damaged:RuntimeWarning")
 def test_a_holder_that_is_damaged_while_it_runs_is_written_again(
     root: Path, tier: DirectoryTier
 ) -> None:

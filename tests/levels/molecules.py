@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import os
 import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -106,6 +109,33 @@ def thermo(text: str) -> dict[int, str]:
         line = " ".join(match[0].split())
         assert line == found.setdefault(int(line.split()[0]), line)
     return found
+
+
+@functools.cache
+def gromacs_steps(seconds: float) -> int:
+    """So many that this machine is busy with them for that long."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        argon(place, 20_000)
+        run = ["gmx", "mdrun", "-deffnm", "prod", "-nt", "1"]
+        subprocess.run(run, cwd=place, check=True, capture_output=True)
+        took = re.search(
+            r"^ +Time: +[\d.]+ +([\d.]+)", (place / "prod.log").read_text(), re.MULTILINE
+        )
+    assert took is not None
+    return 10_000 * max(10, math.ceil(2 * seconds / float(took[1])))
+
+
+@functools.cache
+def lammps_steps(seconds: float) -> int:
+    """So many that this machine is busy with them for that long; thousands, as restarts are."""
+    with tempfile.TemporaryDirectory() as place:
+        lennard_jones(Path(place), 6000)
+        run = ["lmp", "-in", "in.lj"]
+        said = subprocess.run(run, cwd=place, check=True, capture_output=True, text=True).stdout
+    took = re.search(r"^Loop time of ([\d.]+) on", said, re.MULTILINE)
+    assert took is not None
+    return 1000 * max(12, math.ceil(6 * seconds / float(took[1])))
 
 
 def uninterrupted(place: Path, steps: int) -> dict[int, str]:

@@ -12,7 +12,9 @@ import pytest
 from molecules import (
     argon,
     cut,
+    gromacs_steps,
     kill,
+    lammps_steps,
     last_step,
     lennard_jones,
     require,
@@ -24,24 +26,23 @@ from recipe_chains import at_first_restart, chain, cli, logs
 from hpc_ckpt.levels.restarts import Restarts
 from hpc_ckpt.rundir import RunDir
 
-STEPS = 12000
-
 
 def test_gromacs_is_complete_by_its_steps_alone(tmp_path: Path) -> None:
     """A stop by -maxh ends with code 0 and "Finished mdrun": no reason to believe it."""
     require("gmx")
-    argon(tmp_path, 300_000)
+    steps = gromacs_steps(12)  # more than one link can do, on a fast machine too
+    argon(tmp_path, steps)
     status = chain(
         tmp_path, "cd . && gmx mdrun -deffnm prod -nt 1 -cpt 0.01 > out.txt 2>&1", "gromacs", "7s"
     )
     assert "complete" == status["state"]
     assert len(status["links"]) > 1
     assert "Finished mdrun" in (tmp_path / "prod.log").read_text()
-    assert 300_000 == last_step(tmp_path / "prod.cpt")
+    assert steps == last_step(tmp_path / "prod.cpt")
     assert (tmp_path / "prod.gro").exists()
     assert "-cpi prod.cpt -maxh 0.0" in logs(tmp_path)
-    steps = [link["step_to"] for link in status["links"]]
-    assert steps == sorted(steps)
+    reached = [link["step_to"] for link in status["links"]]
+    assert reached == sorted(reached)
 
 
 @pytest.mark.parametrize("code", ["1", "0"])
@@ -101,7 +102,7 @@ def test_gromacs_comes_to_the_end_that_its_options_say(
 
 def test_lammps_goes_on_exactly_after_limits_a_kill_and_a_truncated_file(tmp_path: Path) -> None:
     require("lmp")
-    steps = 3 * STEPS  # more than one link can do, on a fast machine too
+    steps = lammps_steps(12)  # more than one link can do, on a fast machine too
     reference = uninterrupted(tmp_path / "whole", steps)
     lennard_jones(tmp_path, steps)
     hurt: list[int] = []
@@ -126,7 +127,7 @@ def test_lammps_goes_on_exactly_after_limits_a_kill_and_a_truncated_file(tmp_pat
 def test_a_first_part_that_is_guarded_by_its_step_is_done_whole(tmp_path: Path) -> None:
     """Killed in the middle of it, and cut by the limit: the next link does what is left of it."""
     require("lmp")
-    first, steps = 2 * STEPS, 3 * STEPS
+    first, steps = lammps_steps(8), lammps_steps(12)
     lennard_jones(tmp_path, steps)
     script = (tmp_path / "in.lj").read_text()
     guarded = f'if "$(step) < {first}" then "run {first} upto"\nunfix eq\nrun {steps} upto\n'
@@ -152,7 +153,7 @@ def test_a_first_part_that_is_guarded_by_its_step_is_done_whole(tmp_path: Path) 
 def test_what_was_written_after_the_last_save_is_not_lost(tmp_path: Path) -> None:
     """The steward is killed long after its last save; the program's own newer file counts."""
     require("lmp")
-    steps = 3 * STEPS  # not done before the first save on a fast machine
+    steps = lammps_steps(12)  # not done before the first save on a fast machine
     reference = uninterrupted(tmp_path / "whole", steps)
     lennard_jones(tmp_path, steps)
 
@@ -176,7 +177,7 @@ def test_what_was_written_after_the_last_save_is_not_lost(tmp_path: Path) -> Non
 
 def test_a_log_that_the_script_names_tells_the_end_and_is_kept(tmp_path: Path) -> None:
     require("lmp")
-    steps = 3 * STEPS  # not done before the first save on a fast machine
+    steps = lammps_steps(12)  # not done before the first save on a fast machine
     lennard_jones(tmp_path, steps)
     script = tmp_path / "in.lj"
     script.write_text("log prod.log\n" + script.read_text())
@@ -190,8 +191,9 @@ def test_a_log_that_the_script_names_tells_the_end_and_is_kept(tmp_path: Path) -
 
 def test_a_link_of_lammps_killed_before_any_save_is_not_lost(tmp_path: Path) -> None:
     require("lmp")
-    reference = uninterrupted(tmp_path / "whole", STEPS)
-    lennard_jones(tmp_path, STEPS)
+    steps = lammps_steps(4)
+    reference = uninterrupted(tmp_path / "whole", steps)
+    lennard_jones(tmp_path, steps)
 
     def strike() -> None:
         end = time.monotonic() + 60
@@ -205,15 +207,15 @@ def test_a_link_of_lammps_killed_before_any_save_is_not_lost(tmp_path: Path) -> 
     striking.join()
     assert "complete" == status["state"]
     assert "nothing is saved, but ck." in logs(tmp_path)
-    steps = list(thermo((tmp_path / "log.lammps").read_text()))
-    assert min(steps) > 0
+    assert min(thermo((tmp_path / "log.lammps").read_text())) > 0
     assert reference == thermo(logs(tmp_path))
 
 
 @pytest.mark.parametrize("damage", ["stored", "in place"])
 def test_a_truncated_restart_of_gromacs_is_survived(tmp_path: Path, damage: str) -> None:
     require("gmx")
-    argon(tmp_path, 150_000)
+    steps = gromacs_steps(8)  # not done before the first save on a fast machine
+    argon(tmp_path, steps)
 
     def strike() -> None:
         kill(tmp_path, "gmx", "mdrun")
@@ -229,4 +231,4 @@ def test_a_truncated_restart_of_gromacs_is_survived(tmp_path: Path, damage: str)
     assert "complete" == status["state"]
     text = logs(tmp_path)
     assert ("skipped step-" if damage == "stored" else "goes on from step-") in text
-    assert 150_000 == last_step(tmp_path / "prod.cpt")
+    assert steps == last_step(tmp_path / "prod.cpt")

@@ -12,7 +12,9 @@ from devcluster import DevCluster
 from molecules import (
     argon,
     cut,
+    gromacs_steps,
     kill,
+    lammps_steps,
     last_step,
     lennard_jones,
     require,
@@ -86,7 +88,8 @@ def assert_went_on(chain: SubmittedChain) -> str:
 
 def test_gromacs(idle_cluster: DevCluster, tmp_path: Path) -> None:
     require("gmx")
-    argon(tmp_path, 250_000)
+    steps = gromacs_steps(20)
+    argon(tmp_path, steps)
     command = ["gmx", "mdrun", "-deffnm", "prod", "-nt", "1", "-cpt", "0.01"]
     chain = submit(idle_cluster, tmp_path, command, "gromacs")
     at_the_limit(chain, 1)
@@ -94,13 +97,13 @@ def test_gromacs(idle_cluster: DevCluster, tmp_path: Path) -> None:
     assert chain.rundir.done() is None
     killed_with_truncated_files(chain, 2, ("gmx", "mdrun"))
     assert_went_on(chain)
-    assert 250_000 == last_step(tmp_path / "prod.cpt")
+    assert steps == last_step(tmp_path / "prod.cpt")
     assert (tmp_path / "prod.gro").exists()
 
 
 def test_lammps(idle_cluster: DevCluster, tmp_path: Path) -> None:
     require("lmp")
-    steps = 60000  # on a fast machine half as many are done before anybody can kill it
+    steps = lammps_steps(20)  # not done before it is killed, on a fast machine either
     lennard_jones(tmp_path, steps)
     chain = submit(idle_cluster, tmp_path, [*MPIRUN, "lmp", "-in", "in.lj"], "lammps")
     at_the_limit(chain, 1)

@@ -554,7 +554,13 @@ def test_a_snapshot_under_way_keeps_nothing_alive(extra: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    "goes", ["w = torch.ones(9, device='meta')", "w.untyped_storage().resize_(0)"]
+    "goes",
+    [
+        "w = torch.ones(9, device='meta')",
+        "w.untyped_storage().resize_(0)",
+        "part.untyped_storage().resize_(0)",  # its address is not 0 then
+        "part.untyped_storage().resize_(400_000)",
+    ],
 )
 def test_a_parameter_whose_data_is_gone_is_refused(goes: str) -> None:
     """By UnsupportedState, as at the first snapshot; not by the death of the program."""
@@ -562,11 +568,11 @@ def test_a_parameter_whose_data_is_gone_is_refused(goes: str) -> None:
         "import torch\n"
         "from hpc_ckpt.engine.snapshot import Camera\n"
         "from hpc_ckpt.errors import UnsupportedState\n"
-        "camera, w = Camera(), torch.ones(9)\n"
-        "camera.take({'w': w}).release()\n"
+        "camera, w, part = Camera(), torch.ones(9), torch.ones(1_000_000)[1000:900_000]\n"
+        "camera.take({'w': w, 'part': part}).release()\n"
         f"{goes}\n"
         "try:\n"
-        "    camera.take({'w': w})\n"
+        "    camera.take({'w': w, 'part': part})\n"
         "except UnsupportedState:\n"
         "    raise SystemExit(7)\n"
     )

@@ -34,6 +34,9 @@ def manifest(step: int) -> Manifest:
     )  # fmt: skip
 
 
+RUN = DirectoryTier("runs", name="run")
+
+
 def order(*, given_up: bool) -> Any:
     return SimpleNamespace(given_up=given_up, tier=DirectoryTier("nowhere", name="fast"))
 
@@ -62,31 +65,67 @@ def test_the_lease_is_looked_at() -> None:
     assert ["fast"] == asked
 
 
-class Slow:
-    """A key; while it is compared, another thread says what it has published."""
-
-    def __init__(self, key: CheckpointKey, meanwhile: threading.Thread) -> None:
-        self._key, self._meanwhile = key, meanwhile
-
-    def __gt__(self, key: CheckpointKey) -> bool:
-        self._meanwhile.start()
-        self._meanwhile.join(0.2)  # it may have to wait for this very comparison
-        return self._key > key
-
-    def __lt__(self, key: CheckpointKey) -> bool:
-        return self._key < key
-
-
-def test_two_threads_that_publish_never_go_back() -> None:
+def test_an_older_one_that_comes_late_is_not_the_newest() -> None:
     """The drain brings an older one home while a newer one is committed."""
-    published = Published(lambda order: None)
-    published.stands(CheckpointKey(1, 1), lasts=True)
-    newer = CheckpointKey(1, 3)
-    other = threading.Thread(target=published.stands, args=(newer,), kwargs={"lasts": True})
-    older: Any = Slow(CheckpointKey(1, 2), other)
-    published.stands(older, lasts=False)
-    other.join(60)
+    published, newer = Published(lambda order: None), CheckpointKey(1, 3)
+    published.stands(CheckpointKey(1, 1), "run", lasts=True)
+    published.stands(newer, "run", lasts=True)
+    published.stands(CheckpointKey(1, 2), "fast", lasts=False)
     assert (newer, newer) == (published.newest, published.lasting)
+
+
+def test_one_that_would_go_with_the_job_does_not_last() -> None:
+    """Until it is brought home."""
+    published, older, newer = (
+        Published(lambda order: None),
+        CheckpointKey(1, 1),
+        CheckpointKey(1, 2),
+    )
+    published.stands(older, "run", lasts=True)
+    published.stands(newer, "fast", lasts=False)
+    assert (newer, older) == (published.newest, published.lasting)
+    published.stands(newer, "run", lasts=True)
+    assert newer == published.lasting
+
+
+def test_damage_takes_it_away() -> None:
+    """A link must not say that it has saved what the next one cannot restore."""
+    lost: list[Path] = []
+    published = Published(lambda order: None, lost.append)
+    older, newer = CheckpointKey(1, 1), CheckpointKey(1, 2)
+    for key in (older, newer):
+        published.stands(key, "run", lasts=True)
+    published.gone(RUN, [newer])
+    assert (older, older) == (published.newest, published.lasting)
+    published.gone(RUN, [older, newer])
+    assert (None, None) == (published.newest, published.lasting)
+    assert [RUN.path_of(newer), RUN.path_of(older)] == lost
+
+
+def test_damage_in_one_tier_leaves_the_other() -> None:
+    """It is gone where it was to last, and still the newest."""
+    published, older, newer = (
+        Published(lambda order: None),
+        CheckpointKey(1, 1),
+        CheckpointKey(1, 2),
+    )
+    published.stands(older, "run", lasts=True)
+    published.stands(newer, "fast", lasts=False)
+    published.stands(newer, "run", lasts=True)
+    published.gone(RUN, [newer])
+    assert (newer, older) == (published.newest, published.lasting)
+
+
+def test_old_ones_that_go_change_nothing() -> None:
+    """Retention; nor does what was never published here."""
+    lost: list[Path] = []
+    published, newest = Published(lambda order: None, lost.append), CheckpointKey(1, 3)
+    for step in (1, 2, 3):
+        published.stands(CheckpointKey(1, step), "run", lasts=True)
+    gone = [CheckpointKey(1, 1), CheckpointKey(1, 2), CheckpointKey(1, 9)]
+    published.gone(RUN, gone)
+    assert [] == lost
+    assert (newest, newest) == (published.newest, published.lasting)
 
 
 # ── a run directory that does not answer ──────────────────────────────────────────────────
