@@ -69,6 +69,8 @@ class Clockwork:
         """On the monotonic clock; None as well once the job has outlived it."""
         self._by_shim = 0
         """How often the shim has written down a TERM: each counts once."""
+        self._only_shim = False
+        """No TERM came to the job itself."""
         self._answered = False
         """Whether the scheduler itself has named a cause: `seen` may be what was concluded here."""
 
@@ -149,7 +151,9 @@ class Clockwork:
         if self.seen is None or self.seen.warning or self.seen.cause is Cause.PREEMPTED:
             record = self._backend.look()
             self._learn(record)
-            if is_outlived(self._terminated_at, record, self._backend.kill_wait_s):
+            # A script that cleans up by `kill 0` reaches its shim as well.
+            by_itself = self._only_shim and record.runs_on
+            if by_itself or is_outlived(self._terminated_at, record, self._backend.kill_wait_s):
                 self._terminated_at = None
 
     def _learn(self, record: JobRecord) -> None:
@@ -170,6 +174,10 @@ class Clockwork:
 
     def terminated(self) -> None:
         """TERM came: whatever the scheduler answers, the program is being ended."""
+        self._only_shim = False
+        self._end_is_near()
+
+    def _end_is_near(self) -> None:
         self._terminated_at = time.monotonic()
         if self.seen is not None and self.seen.warning:
             self.seen = self.seen._replace(warning=False)
@@ -181,7 +189,8 @@ class Clockwork:
         heard = 0 if notice is None else notice.sources.count(SHIM_TERM)
         if heard > self._by_shim:
             self._by_shim = heard
-            self.terminated()
+            self._only_shim = self._only_shim or not self.is_terminated
+            self._end_is_near()
 
     # ── while it runs ─────────────────────────────────────────────────────────────────────
     def tick(self) -> None:

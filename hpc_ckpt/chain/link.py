@@ -33,14 +33,14 @@ from .backend import Backend, Cause
 from .budget import budget_spent, links_left, reason_to_stop
 from .clockwork import Clockwork
 from .entries import level_of, write_end, write_start
-from .evidence import Finding, last_lines, tail
+from .evidence import last_lines, tail
 from .lookback import avoid_bad_hosts, cancelled_unseen, explain_last
 from .orders import HALT, Orders
 from .patience import ToldToStop, Unseen, sleep_unless_told
 from .succession import succession
 from .sweep import all_over
 from .unread import go_on_unread, go_on_unwritten, read_orders, waited_for
-from .verdict import Logs, Verdict, judge
+from .verdict import Logs, Verdict, judge, told_too_soon
 
 log = logging.getLogger("hpc_ckpt.link")
 
@@ -115,8 +115,6 @@ class LinkRunner:
         else:
             setup.avoid_node(self._rundir, self._orders, self._backend, self._succession)
             told = setup.told_in_pause()
-            if told:
-                self._clock.terminated()  # so that a requeue asks first what it was
             stopped = self._rundir.halted() is not None  # meanwhile, by its user
             if not (stopped or (told and self._halt_if_cancelled())):
                 self._succession.go_on()
@@ -154,7 +152,6 @@ class LinkRunner:
             go_on_unwritten(self._rundir, self._orders.strategy, self._backend)
             return
         log.info("told to stop while waiting for the lease; nothing was started")
-        self._clock.terminated()
         if not self._halt_if_cancelled():
             self._succession.go_on()
 
@@ -177,6 +174,7 @@ class LinkRunner:
 
     def _halt_if_cancelled(self) -> bool:
         """It has no ledger of its own: the halt file tells the others."""
+        self._clock.terminated()  # so that a requeue asks once more, where this has no answer
         record = self._backend.look()
         if record.cause is not None and self._orders.reaction(record.cause) == HALT:
             reason = f"{record.cause.value} before link {self._generation} began"
@@ -199,10 +197,9 @@ class LinkRunner:
         if cancelled is not None and self._orders.reaction(Cause.CANCELLED) == HALT:
             self._stop_chain(f"cancelled by the user: {cancelled}, before it began", [])
             return True
-        try:
-            explain_last(self._rundir, self._generation, self._orders, self._backend, self._ledger)
-        except ToldToStop:
-            self._told = True
+        self._told |= explain_last(
+            self._rundir, self._generation, self._orders, self._backend, self._ledger
+        )
         avoid_bad_hosts(
             self._rundir, self._generation - 1, self._orders, self._succession, self._ledger
         )
@@ -230,10 +227,7 @@ class LinkRunner:
             self._clock.terminated()
             self._clock.look_again()
         if self._told or self._clock.seen is not None:
-            seen = self._clock.seen or Finding(Cause.STOPPED, "TERM")
-            reason = "told to stop before the program was started"
-            cause = seen.cause or Cause.STOPPED
-            return self._finish(Verdict(Result.FAILED, cause, reason, evidence=(seen.said,)), None)
+            return self._finish(told_too_soon(self._clock.seen), None)
         different = pinning.changed(self._orders.packages or {})
         if different is not None:
             return self._finish(Verdict(Result.FAILED, Cause.NOT_STARTED, different), None)

@@ -16,7 +16,7 @@ from . import setup
 from .backend import Backend, Cause, JobRecord, Succession
 from .orders import Orders
 from .past import bad_hosts, hosts_excluded, past_links, present_jobs
-from .patience import sleep_unless_told
+from .patience import ToldToStop, sleep_unless_told
 from .verdict import Verdict, explain
 
 log = logging.getLogger("hpc_ckpt.link")
@@ -29,9 +29,19 @@ ASK_EVERY_S = 5.0
 
 def explain_last(
     rundir: RunDir, generation: int, orders: Orders, backend: Backend, ledger: EventLog
-) -> None:
+) -> bool:
     """Write down how the last link that began ended, if it could not do so itself, or why, if
-    nobody had told it. Raises ToldToStop if this link is told to stop while it waits for that."""
+    nobody had told it. True: this link was told to stop while it waited for that."""
+    try:
+        _explain_last(rundir, generation, orders, backend, ledger)
+    except ToldToStop:
+        return True
+    return False
+
+
+def _explain_last(
+    rundir: RunDir, generation: int, orders: Orders, backend: Backend, ledger: EventLog
+) -> None:
     for earlier in range(generation - 1, orders.after_generation, -1):
         records = list(events.read(rundir.ledger_file(earlier)))
         if not any(record["event"] == Event.LINK_STARTED.value for record in records):

@@ -14,11 +14,29 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from .passwords import (
+    AFTER_LOGIN,
+    CONFIGURE,
+    HERE,
+    HERE_TEXT,
+    ITEMS,
+    LFTP,
+    LOGIN,
+    NAME,
+    ORACLE,
+    PAIR,
+    PASSWORD_OPTION,
+    PIPED,
+    PLACED,
+    TRACED,
+    TRACED_AFTER,
+    USER_OPTION,
+    VAULT,
+)
 from .secrecy import is_secret, looks_random, secrecy, tells_nothing
 
 MARK = "[redacted]"
 
-_NAME = r"[A-Za-z_][\w.-]{0,200}"
 _STRING = (
     r"""\$?"(?:[^"\\\n]|\\.)*"|\$'(?:[^'\\\n]|\\.)*'|'[^'\n]*'|"""
     r"""\$?"(?:[^"\\]|\\.){1,1000}"(?=[\s;,&|)\]}]|\Z)|'[^'"]{1,1000}'(?=[\s;,&|)\]}]|\Z)|"""
@@ -51,42 +69,40 @@ _VALUE = re.compile(
 bare word; words of a shell can have several such pieces."""
 _SPACE = r"(?:\s{0,3}(?=\S)|[ \t]{0,20})"
 _ASSIGNED = re.compile(
-    rf"""(?<![\w.$-])-{{0,2}}(?P<name>{_NAME})"""
+    rf"""(?<![\w.$-])-{{0,2}}(?P<name>{NAME})"""
     rf"""(?P<link>\\{{0,8}}["']?\]?{_SPACE}(?:=>|->|[:+?!]=|={{1,3}}|::?=?){_SPACE}(?:\\\n\s{{0,40}})?)"""
 )
 """NAME=value, NAME: value, "NAME": "value", --name=value, x["NAME"] = value, NAME => value, and
 the operators of make and of shells that add or set by default."""
-_ITEMS = r"""\\{0,8}["'],(?=\\{0,8}["'])"""
-"""The border of two items of a list, as machines write it."""
 _FLAGGED = re.compile(
-    rf"""(?<![\w-])--?(?P<name>{_NAME})(?P<link>\\{{0,8}}["']?,?\s{{1,40}}|{_ITEMS})"""
+    rf"""(?<![\w-])--?(?P<name>{NAME})(?P<link>\\{{0,8}}["']?,?\s{{1,40}}|{ITEMS})"""
 )
 """--name value, also as two items of a list."""
 _CALLED = re.compile(
-    rf"""\([ ]{{0,3}}["'](?P<name>{_NAME})["'](?P<link>[ ]{{0,3}},[ ]{{0,3}})(?=["'])"""
+    rf"""\([ ]{{0,3}}["'](?P<name>{NAME})["'](?P<link>[ ]{{0,3}},[ ]{{0,3}})(?=["'])"""
 )
 """putenv("NAME", "value")."""
 _SETENV = re.compile(
-    rf"\b(?:setenv|ENV|set(?:[ ]+-\w{{1,5}}){{1,3}})[ \t]+(?P<name>{_NAME})(?P<link>[ \t]+)"
+    rf"\b(?:setenv|ENV|set(?:[ ]+-\w{{1,5}}){{1,3}})[ \t]+(?P<name>{NAME})(?P<link>[ \t]+)"
 )
-_TAG = re.compile(rf"<(?P<name>{_NAME})(?P<link>(?:\s[^<>]{{0,200}})?>)(?=[^<>\s])")
+_TAG = re.compile(rf"<(?P<name>{NAME})(?P<link>(?:\s[^<>]{{0,200}})?>)(?=[^<>\s])")
 """<name>value</name>"""
 _IN_TAG = re.compile(r"[^<>\n]+")
 _ATTRIBUTES = re.compile(
-    rf"""\b(?:key|name)=["'](?P<name>{_NAME})["'](?P<link>\s{{1,10}}value=)(?=["'])"""
+    rf"""\b(?:key|name)=["'](?P<name>{NAME})["'](?P<link>\s{{1,10}}value=)(?=["'])"""
 )
 _PAIRED = re.compile(
-    rf"""\b(?:key|name)\\{{0,8}}["']?\s{{0,10}}:\s{{0,10}}\\{{0,8}}["']?(?P<name>{_NAME})"""
+    rf"""\b(?:key|name)\\{{0,8}}["']?\s{{0,10}}:\s{{0,10}}\\{{0,8}}["']?(?P<name>{NAME})"""
     r"""(?P<link>\\{0,8}["']?\s{0,10},?\s{0,40}\\{0,8}["']?value\\{0,8}["']?\s{0,10}:\s{0,10})(?=\S)"""
 )
 """{"name": "NAME", "value": "value"}, and the same in YAML."""
 _BLOCK = re.compile(
-    rf"""(?m)^(?P<indent>[ ]*)(?:-[ ]+)?["']?(?P<name>{_NAME})["']?(?P<link>[ ]*:[ ]*[|>][-+\d]*"""
+    rf"""(?m)^(?P<indent>[ ]*)(?:-[ ]+)?["']?(?P<name>{NAME})["']?(?P<link>[ ]*:[ ]*[|>][-+\d]*"""
     r"""[ ]*(?:\#.*)?\n(?:[ ]*\n)*(?P=indent)[ ]+)(?=\S)"""
 )
 """A text of several lines in YAML, under its name."""
 _LIST = re.compile(
-    rf"""(?m)^(?P<indent>[ ]*)["']?(?P<name>{_NAME})["']?(?P<link>[ ]*:[ ]*\n(?P=indent)[ ]*)"""
+    rf"""(?m)^(?P<indent>[ ]*)["']?(?P<name>{NAME})["']?(?P<link>[ ]*:[ ]*\n(?P=indent)[ ]*)"""
     r"""(?=-[ ])"""
 )
 """A list in YAML, one item a line."""
@@ -96,123 +112,6 @@ _HEADER = re.compile(
     r"(?P<value>[^\r\n\"'\\]+)"
 )
 _BEARER = re.compile(r"(?i)\b(?:bearer|basic)\s{1,10}(?P<value>[\w.~+/=-]{8,})")
-_NEXT = rf"""(?:\\{{0,8}}["']?,?\s{{1,40}}|{_ITEMS}|=)?"""
-"""Between a short option and its value: nothing, a space, or the border of two list items."""
-_WORD = r"""(?:\\{1,8}["'][^"'\\\n]*\\{1,8}["']|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s"'`\\,;)\]}]+)"""
-_GAP = r"""(?:[ \t]{1,20}|\\{0,8}["'],\s{0,40}\\{0,8}["'])"""
-"""Between two words of a command, also as two items of a list."""
-_CONFIGURE = re.compile(
-    rf"\b(?:aws(?:{_GAP}[^\s\"',]{{1,60}}){{0,3}}?{_GAP}configure|dvc{_GAP}remote|"
-    rf"(?:rclone|git|gcloud|npm|yarn|pip|poetry|conda){_GAP}config){_GAP}"
-    r"(?:-|//|set\b|create\b|update\b|password\b|modify\b|\w{1,40}\.)(?:[^\n]|(?<=,)\n){0,1000}"
-)
-"""Programs whose settings are pairs of words; a list of words may have one a line."""
-_PAIR = re.compile(
-    rf"""(?<![\w.$-])(?P<name>{_NAME})(?P<link>[ \t]{{1,20}}|\\{{0,8}}["'],\s{{0,40}})"""
-    r"""(?=[^\s-])"""
-)
-_LOGIN = re.compile(
-    rf"\bwandb{_GAP}login(?:{_GAP}--?(?:host(?:=|{_GAP})[^\s\"',]{{1,200}}|[\w-]{{1,40}})){{0,4}}"
-    rf"{_GAP}(?P<value>(?!-)[^\s\"'\\`,;|&.()]{{1,200}}|\"[^\"\n]{{1,200}}\"|'[^'\n]{{1,200}}')"
-    r"(?=[ \t]*(?:[\n;|&#)\"'\\]|\Z)|[ \t]+--?\w)"
-)
-"""The last word of the command, or the last before options."""
-_AFTER_LOGIN = frozenset(
-    {
-        "failed",
-        "failure",
-        "first",
-        "again",
-        "required",
-        "needed",
-        "succeeded",
-        "successful",
-        "error",
-    }
-)
-_TICKETS = r"(?:kinit|klog|iinit|myproxy-logon|(?:voms|grid)-proxy-init)\b"
-"""Programs that read a password and nothing else."""
-_SUDO = r"\bsudo(?:[ \t]{1,20}[\w./@-]{1,60}){0,4}?[ \t]{1,20}-\w{0,5}S"
-_FROM_STDIN = (
-    rf"(?:--(?:password-stdin|with-token|passphrase-fd)|{_SUDO}|"
-    r"-pass(?:in|out)?[ \t]{1,20}(?:stdin|fd:0)\b|"
-    r"\b(?:docker|podman|helm|wandb|huggingface-cli|hf|apptainer|singularity)\b"
-    rf"[^|\n;]{{1,100}}?\blogin\b|\brclone[ \t]{{1,20}}obscure\b|\b{_TICKETS})"
-)
-"""Commands that read a password from what they are given."""
-_PIPED = re.compile(
-    r"\b(?:echo|printf)[ \t]{1,20}"
-    r"(?:(?:-[neE]{1,3}|\\?[\"']%s(?:\\{1,4}n)?\\?[\"'])[ \t]{1,20})?"
-    r"""(?P<value>(?:[^|\n;&"']|"[^"\n]{0,300}"|'[^'\n]{0,300}'){1,300}?)[ \t]{0,20}\|"""
-    rf"(?:[^|\n;]{{1,200}}?(?:--password-stdin|--with-token|--passphrase-fd|{_SUDO}|"
-    r"\brclone[ \t]{1,20}obscure\b|-pass(?:in|out)?[ \t]{1,20}(?:stdin|fd:0)\b)|"
-    r"[ \t]{0,20}(?:docker|podman|helm|wandb|huggingface-cli|hf|apptainer|singularity)\b"
-    r"[^|\n;]{1,100}?\blogin\b|"
-    rf"[ \t]{{0,20}}(?:[\w.-]{{0,40}}/){{0,8}}{_TICKETS})"
-)
-"""echo password | docker login --password-stdin, or | kinit"""
-_HERE = re.compile(rf"{_FROM_STDIN}[^\n;|&<]{{0,200}}<<<[ \t]{{0,20}}(?P<value>{_WORD})")
-_BREAK = r"(?:\n|\\{1,4}n)"
-"""The end of a line, also in a text that a machine has quoted."""
-_HERE_LINE = r"(?!(?:[ \t]|\\{1,4}t){0,20}(?P=end)\b)(?:(?!\\{1,4}n)[^\n])*"
-_HERE_TEXT = re.compile(
-    rf"(?P<reads>{_FROM_STDIN}[^\n;|&<]{{0,200}})?"
-    r"<<-?[ \t]{0,5}\\{0,8}[\"']?(?P<end>\w{1,40})"
-    rf"(?(reads)|[\"'\\ \t]{{0,20}}\|(?:(?!\\{{1,4}}n)[^\n]){{0,200}}?{_FROM_STDIN})"
-    rf"(?:(?!\\{{1,4}}n)[^\n]){{0,200}}{_BREAK}"
-    rf"(?P<value>{_HERE_LINE}(?:{_BREAK}{_HERE_LINE}){{0,40}})"
-)
-"""kinit me <<EOF, or cat <<EOF | kinit me, and the lines up to EOF."""
-_TRACE = r"(?m)^\+{1,9}[ ]"
-_ECHOED = r"(?:echo|printf)[ \t](?P<value>[^\n]{1,300})"
-_TRACED = re.compile(
-    rf"{_TRACE}{_ECHOED}(?=\n(?:\+[^\n]{{0,300}}\n)?\+{{1,9}}[ ][^\n]{{0,200}}?{_FROM_STDIN})"
-)
-_TRACED_AFTER = re.compile(
-    rf"{_TRACE}(?=[a-z/])[^\n]{{0,200}}?{_FROM_STDIN}[^\n]{{0,300}}\n\+{{1,9}}[ ]{_ECHOED}"
-)
-"""The two halves of a pipe as `set -x` shows them, in either order."""
-_PLACED = re.compile(
-    rf"(?:\brclone{_GAP}obscure|"
-    rf"\bmc{_GAP}(?:alias{_GAP}set|config{_GAP}host{_GAP}add)(?:{_GAP}--?[\w-]{{1,30}}){{0,4}}"
-    rf"(?:{_GAP}[\"']?[^\s\"',]{{1,200}}[\"']?){{3}}|"
-    r"\bsmbclient\b[^;|&\n]{0,100}?[\s\"'](?://|\\{2,8})[^\s\"',;|&]{1,200}[\"']?|"
-    rf"\bb2{_GAP}(?:authorize[-_]account|account{_GAP}authorize)(?:{_GAP}--?[\w-]{{1,30}}){{0,4}}"
-    rf"{_GAP}[\"']?[^\s\"',]{{1,100}}[\"']?){_GAP}(?P<value>(?!-){_WORD})"
-)
-"""Programs that take a password as a word in its place."""
-_VAULT = re.compile(
-    rf"\bvault{_GAP}login(?:{_GAP}-[^\s\"',]{{1,100}}){{0,6}}{_GAP}"
-    rf"(?P<value>(?!-|\w{{1,40}}=){_WORD})(?=[ \t]*(?:[\n;|&#)\"'\\]|\Z)|[ \t]+--?\w)"
-)
-_ORACLE = re.compile(
-    rf"(?:\bjdbc:oracle:\w{{1,20}}:|\b(?:sqlplus|sqlldr|expdp|impdp|rman)(?:{_GAP}-\w{{1,20}}){{0,5}}"
-    rf"{_GAP}(?:userid=)?\\?[\"']?)(?P<value>(?!/)[\w.$#-]{{1,100}}/(?:[^\s\"'\\]{{1,200}}(?=@)|"
-    r"[^\s\"'\\@]{1,200}))"
-)
-"""sqlplus user/password@database"""
-_PASSWORD_OPTION = re.compile(
-    r"\b(?:(?:sshpass|mysql[\w-]{0,20}|mariadb[\w-]{0,20}|mongo\w{0,20}|7z\w{0,3}|twine)\b"
-    r"[^;|&]{0,200}?[\s\"']-p|"
-    r"(?:docker|podman|nerdctl|helm|skopeo|oras|crane|apptainer|singularity)\b"
-    r"[^;|&]{0,100}?\blogin\b[^;|&]{0,200}?[\s\"']-p|"
-    r"az\b[^;|&]{0,100}?\blogin\b[^;|&]{0,200}?[\s\"']-p|"
-    r"redis-cli\b[^;|&]{0,200}?[\s\"']-a|ldap\w{1,20}\b[^;|&]{0,200}?[\s\"']-w|"
-    r"ssh-keygen\b[^;|&]{0,200}?[\s\"']-[NP]|openssl\b[^;|&]{0,200}?[\s\"']-[kK](?![\w-])|"
-    rf"(?:sqlcmd|zip|unzip)\b[^;|&]{{0,200}}?[\s\"']-P){_NEXT}(?P<value>{_WORD})"
-)
-"""Programs that take a password by one letter."""
-_USER_OPTION = re.compile(
-    rf"(?<![\w-])(?:-[uU]|--(?:proxy-)?user){_NEXT}"
-    r"""(?P<value>"[^":%\n]*[:%][^"\n]+"|'[^':%\n]*[:%][^'\n]+'|"""
-    r"""\\?["']?[^\s"'\\,;:%]+[:%][^\s"'\\,;)\]}]+)"""
-)
-"""-u user:password, of curl and others; -U user%password of smbclient."""
-_LFTP = re.compile(
-    rf"\blftp\b[^|&]{{0,200}}?[\s\"'](?:-u|--user){_NEXT}"
-    r"""(?P<value>"[^",\n]{1,100},[^"\n]{1,200}"|'[^',\n]{1,100},[^'\n]{1,200}'|"""
-    r"""[^\s"'\\,;]{1,100},[^\s"'\\;)\]}]{1,200})"""
-)
 _NETRC = re.compile(
     r"\b(?:(?:login|user|account)\s{1,20}\S{1,200}|"
     r"machine\s{1,20}\S{1,200}(?:\s{1,20}(?:login|account|port)\s{1,20}\S{1,200}){0,3})"
@@ -411,7 +310,7 @@ def _said(match: re.Match[str]) -> str | None:
 
 def _login(match: re.Match[str]) -> str | None:
     """In a sentence a word follows."""
-    return None if match["value"] in _AFTER_LOGIN else _known("a key of a command")(match)
+    return None if match["value"] in AFTER_LOGIN else _known("a key of a command")(match)
 
 
 def _header(match: re.Match[str]) -> str | None:
@@ -431,18 +330,18 @@ _PASSES: tuple[Pass, ...] = (
     _formed(_URL, _known("user and password of an address")),
     _formed(_HEADER, _header),
     _formed(_BEARER, _known("credentials of a request")),
-    _formed(_ORACLE, _known("user and password of a database")),
-    _formed(_LOGIN, _login),
-    _formed(_VAULT, _login),
+    _formed(ORACLE, _known("user and password of a database")),
+    _formed(LOGIN, _login),
+    _formed(VAULT, _login),
     *(
         _formed(pattern, _known("a password for a command"))
-        for pattern in (_PIPED, _HERE, _HERE_TEXT, _TRACED, _TRACED_AFTER)
+        for pattern in (PIPED, HERE, HERE_TEXT, TRACED, TRACED_AFTER)
     ),
-    _formed(_PLACED, _known("a password of a command")),
-    _named_in(_CONFIGURE, _PAIR, _plain),
-    _formed(_PASSWORD_OPTION, _known("a password of a command")),
-    _formed(_USER_OPTION, _user),
-    _formed(_LFTP, _known("user and password of a command")),
+    _formed(PLACED, _known("a password of a command")),
+    _named_in(CONFIGURE, PAIR, _plain),
+    _formed(PASSWORD_OPTION, _known("a password of a command")),
+    _formed(USER_OPTION, _user),
+    _formed(LFTP, _known("user and password of a command")),
     _formed(_NETRC, _known("a password")),
     _named(_TAG, _inner),
     _named(_ATTRIBUTES, _plain),

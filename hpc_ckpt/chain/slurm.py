@@ -237,8 +237,7 @@ def _is_cancelled(state: str) -> bool:
 def past_record(record: Mapping[str, str], restarts_then: int) -> JobRecord:
     """The same of a job whose run with that many restarts is over.
 
-    Of one that was put back EndTime is that of a later run; but its SubmitTime is the moment of the
-    last requeue, which is the end of the run before that.
+    Of one that was put back EndTime is a later run's, and SubmitTime the moment of the requeue.
     """
     runs_since = _restarts(record) - restarts_then
     put_back = runs_since > 0

@@ -132,6 +132,13 @@ def judge(
     return replace(verdict, evidence=tuple(dict.fromkeys(filter(None, said))))
 
 
+def told_too_soon(seen: Finding | None) -> Verdict:
+    """Of a link that was told to stop before its program was started."""
+    seen = seen or Finding(Cause.STOPPED, "TERM")
+    reason = "told to stop before the program was started"
+    return Verdict(Result.FAILED, seen.cause or Cause.STOPPED, reason, evidence=(seen.said,))
+
+
 def _from_files(rundir: RunDir, generation: int, code: int) -> list[str]:
     said = [f"exit code {code}"]
     outcome = rundir.outcome(generation)

@@ -141,6 +141,14 @@ def test_nor_does_it_where_the_shim_alone_heard_it(tmp_path: Path) -> None:
     assert rundir.done() is None
 
 
+@pytest.mark.usefixtures("term")
+def test_a_script_that_signals_its_own_group_is_complete(tmp_path: Path) -> None:
+    """`kill 0` reaches the shim too: Slurm answers that the job runs on."""
+    rundir = chain(tmp_path, HEARS)
+    run_link(rundir, Later("RUNNING"))
+    assert rundir.done() is not None
+
+
 def test_what_the_job_has_outlived_is_not_heard_again(
     rundir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
