@@ -43,7 +43,8 @@ class WrittenFiles:
         self._program = program
         self._images = images
         self._into = into
-        self._besides = tuple(f"{place}/" for place in (*besides, images, into))
+        # As the kernel spells them: $TMPDIR may be a link.
+        self._besides = tuple(f"{place.resolve()}/" for place in (*besides, images, into))
         self._seen = False
         """Whether they were looked at, and copied, while the program stood still."""
         self._failed: SaveFailed | OSError | None = None
@@ -119,8 +120,11 @@ class WrittenFiles:
         return {
             path: one
             for path, one in _written_by(self._program).items()
-            if path not in ours and not path.startswith(self._besides)
+            if path not in ours and not self._is_dmtcps(path)
         }
+
+    def _is_dmtcps(self, path: str) -> bool:
+        return path.startswith(self._besides) or openfiles.is_not_the_programs(path)
 
     @staticmethod
     def _in_place(written: dict[str, Written]) -> dict[str, Written]:

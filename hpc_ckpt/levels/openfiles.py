@@ -35,6 +35,8 @@ LOOK_AT = 1000
 _SQLITE = b"SQLite format 3\0"
 _MAPPED = re.compile(r"\S+ rw.s \S+ \S+ [1-9]\d* +(/.*)")
 _NOT_FILES = ("/proc/", "/sys/", "/dev/dri/", "/dev/nvidia")
+_NOT_THE_PROGRAMS = ("dmtcpSharedArea", "gconv-modules.cache")
+"""DMTCP has the first for itself, in the directory of one link; the other is of the system."""
 
 
 class Written(NamedTuple):
@@ -100,6 +102,11 @@ def _mapped_in(pid: int) -> Iterator[Written]:
                 info = Path(match[1]).stat()
                 if stat.S_ISREG(info.st_mode):
                     yield Written(match[1], info.st_size, True)
+
+
+def is_not_the_programs(path: str) -> bool:
+    """Nothing to be put back, in restarts of older versions either."""
+    return Path(path).name.startswith(_NOT_THE_PROGRAMS)
 
 
 def _names(place: Path) -> list[str]:

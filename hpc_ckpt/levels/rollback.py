@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import fsio
 from .base import NotHere, ResumeFailed
-from .openfiles import RECORD, companions, is_database
+from .openfiles import RECORD, companions, is_database, is_not_the_programs
 from .restarts import put_back
 
 log = logging.getLogger("hpc_ckpt.steward")
@@ -67,9 +67,11 @@ class TakenAway:
 
 def read(restart: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((restart / RECORD).read_bytes()))
+        found = dict(json.loads((restart / RECORD).read_bytes()))
     except (OSError, ValueError) as error:
         raise ResumeFailed(f"{RECORD}: {error}") from error
+    found["files"] = [one for one in found["files"] if not is_not_the_programs(one["path"])]
+    return found
 
 
 def roll_back(restart: Path, found: Mapping[str, Any], kept: Path) -> list[str]:
@@ -207,6 +209,8 @@ def undo(kept: Path) -> list[str]:
     told = []
     for entry in journal["files"]:
         path = Path(entry["path"])
+        if is_not_the_programs(entry["path"]):
+            continue
         if "whole" in entry:
             _write(kept / entry["whole"], path)
         elif "absent" in entry:

@@ -422,6 +422,38 @@ def test_files_written_in_place_are_copied_while_the_program_stands_still(
     assert saved == table.read_text()
 
 
+# As DMTCP itself has one in every program, and in the directory that it is given.
+SHARED = """
+import mmap, sys, time
+with open(f"{sys.argv[1]}/shared", "w+b") as made:
+    made.write(bytes(4096))
+    made.flush()
+    mapped = mmap.mmap(made.fileno(), 0)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_dmtcp_has_for_itself_is_not_the_programs_behind_a_link_either(
+    tmp_path: Path, place: Path
+) -> None:
+    """$TMPDIR may be one; the kernel tells what it leads to. Put back, it would be missing with
+    the job's directory, and no link would go on."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    lone = Lone(tmp_path / "link", {"path": str(place)})
+    lone.environ["STAND_IN"] = "still"
+    try:
+        start = lone.level.first(lone.work(sys.executable, "-c", SHARED))
+        attempt = lone.level._attempt
+        assert attempt is not None
+        lone._run(replace(start, argv=(*start.argv, str(attempt.coordinator.temporary))))
+        lone.until_lines(lone.output, 1)
+        assert not (lone.save().path / openfiles.RECORD).exists()
+    finally:
+        lone.end()
+
+
 def test_files_in_place_that_could_not_be_copied_in_time_fail_the_save(lone: Lone) -> None:
     """DMTCP alone would go on from them as they are by then: a wrong result, and no word."""
     in_place(lone, "")

@@ -617,6 +617,24 @@ def test_a_file_written_in_place_has_the_bytes_of_the_image(lone: Lone) -> None:
     assert (4000, 4000) == (counted("table"), counted("mapped"))
 
 
+def test_behind_a_linked_tmpdir_nothing_of_dmtcps_own_is_put_back(tmp_path: Path) -> None:
+    """The directory of the link that saved is gone by then, and may not be made again."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    lone = Lone(tmp_path / "link")
+    try:
+        lone.first(PYTHON, "-c", IN_PLACE)
+        lone.until_lines(lone.output, 3)
+        restart = lone.save()
+        record = json.loads((restart.path / "openfiles.json").read_text())
+        assert {"table", "mapped"} == {Path(entry["path"]).name for entry in record["files"]}
+        lone.resume(restart)
+        assert not (tmp_path / "real" / "scratch-0").exists()
+        assert 0 == lone.code(), lone.output.read_text()
+    finally:
+        lone.end()
+
+
 # One row in a transaction of its own; the end says what became of all of them.
 SQLITE = """
 import sqlite3, time

@@ -1,6 +1,7 @@
 """Files that a program writes: recorded, cut back, put back."""
 
 import contextlib
+import json
 import mmap
 import os
 import shutil
@@ -224,6 +225,23 @@ def test_of_a_large_file_that_is_at_its_end_the_size_does(
     assert ["0123456789", "0123456789", "0123"] == [
         (place / name).read_text() for name in ("output", "log", "small")
     ]
+
+
+@pytest.mark.parametrize("name", ["dmtcpSharedArea.98ff-40000-1", "gconv-modules.cache"])
+def test_what_is_not_the_programs_is_not_put_back(place: Path, name: str) -> None:
+    """Older versions have recorded both: the first under a directory of a job that is over, the
+    second as it was before an update of the system."""
+    restart, kept = place / "restart", place / "kept"
+    (restart / "copy").write_text("old")
+    entries = [{"path": str(place / "gone" / name), "size": 3, "copy": "copy"}]
+    (restart / openfiles.RECORD).write_text(json.dumps({"files": entries}))
+    assert [] == roll_back(restart, rollback.read(restart), kept)
+    kept.mkdir()
+    (kept / "0").write_text("old")
+    journal = {"files": [{"path": entries[0]["path"], "whole": "0"}]}
+    (kept / rollback.JOURNAL).write_text(json.dumps(journal))
+    assert [] == rollback.undo(kept)
+    assert not (place / "gone").exists()
 
 
 def test_files_that_nobody_rolls_back_are_told(place: Path) -> None:
