@@ -70,6 +70,8 @@ class Application:
         self._asked_file: Path | None = None
         self._asked_to_stop = False
         self._limit = Limit()
+        self._there: Mapping[str, Any] = {}
+        """Restart files before the program began to run in this link."""
         self._untold = False
         """It was to be asked by a signal, and nobody was there to hear it."""
         self._tried_in_place = False
@@ -165,6 +167,7 @@ class Application:
             self._rewrite(rewrite, known)
         argv = self._edited(call, edit, known)
         self._limit = Limit.told(edit, known)
+        self._there = self._collector.stamps()
         log.info("runs: %s", " ".join(argv))
         return Start(argv=argv, cwd=work.cwd, environ=work.environ)
 
@@ -356,13 +359,15 @@ class Application:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
-        """Code 0 of a program that was asked to end, or told when, says only that it did."""
+        """Code 0 of a program that was asked to end, or told when, says only that it did; but one
+        that is cut short by its own clock leaves something to go on from."""
         tests = self._recipe.complete
         shown = [test for test in tests if not _is_code(test)]
         if any(self._evidence.complete(test, code, self._before) for test in shown):
             return True
         by_code = code == EXIT_COMPLETE and len(shown) < len(tests)
-        stopped = self._asked_to_stop or self._limit.may_have_ended_it()
+        cut = self._limit.may_have_ended_it() and self._collector.may_have_left(self._there)
+        stopped = self._asked_to_stop or cut
         return None if by_code and not stopped else False
 
     def _final_stamps(self) -> dict[str, Sequence[int]]:

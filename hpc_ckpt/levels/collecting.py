@@ -108,6 +108,12 @@ class Collector:
                     found[str(path)] = now
         return found
 
+    def may_have_left(self, before: Mapping[str, Stamp]) -> bool:
+        """Whether there is a restart file that was not there before, or could not be found."""
+        if any(self._values.unknown(pattern) for pattern in self._recipe.restart.files):
+            return True
+        return any(before.get(path) != mark for path, mark in self.stamps().items())
+
     def seen_now(self) -> None:
         """What lies there now is of an earlier run, or was put there to go on from."""
         self._seen = self.stamps()
