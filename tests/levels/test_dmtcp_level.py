@@ -43,6 +43,7 @@ from hpc_ckpt.levels.base import (
     NotNow,
     ResumeFailed,
     SaveFailed,
+    Start,
     StartFailed,
     Work,
     passes,
@@ -465,6 +466,36 @@ def test_files_in_place_that_could_not_be_copied_in_time_fail_the_save(lone: Lon
     )
 
 
+def test_the_processes_that_are_known_stop_before_others_are_looked_for(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes as long as a small image where a node has thousands. A pid that is another's by
+    then is left alone."""
+    child = lone._run(Start(argv=SLEEP, cwd=lone.cwd, environ=lone.environ)).pid
+    did: list[object] = []
+    tell = dmtcp_files._tell
+
+    def told(pid: int, number: signal.Signals) -> None:
+        did.append((pid, number.name))
+        tell(pid, number)
+
+    def tree() -> list[int]:
+        did.append("tree")
+        return [child]
+
+    monkeypatch.setattr(dmtcp_files, "_tell", told)
+    monkeypatch.setattr(lone.running, "tree", tree)
+    until = time.monotonic() + 30
+    known = dmtcp_files._with_starts([child])
+    with dmtcp_files._stopped(known, lone.running, until) as still:
+        assert still
+    first = did.index("tree")
+    assert [(child, "SIGSTOP"), "tree", (child, "SIGCONT")] == did[first - 1 : first + 2]
+    did.clear()
+    with dmtcp_files._stopped({child: known[child] - 1}, lone.running, until):
+        assert ["tree", (child, "SIGSTOP")] == did
+
+
 LARGE = """
 import sys, time
 table = open("table", sys.argv[1], buffering=0)
@@ -475,7 +506,8 @@ time.sleep(60)
 
 
 def large(lone: Lone, monkeypatch: pytest.MonkeyPatch, mode: str, whence: int) -> Path:
-    monkeypatch.setattr(openfiles, "COPY_MOST", 8)
+    for name in ("COPY_MOST", "COPY_AT_END_MOST"):
+        monkeypatch.setattr(openfiles, name, 8)
     (lone.cwd / "table").write_text("0123456789")
     lone.environ["STAND_IN"] = "still"
     lone.first(sys.executable, "-c", LARGE, mode, str(whence))

@@ -197,11 +197,37 @@ def test_a_file_too_large_to_copy_fails_the_save(
             save(place)
 
 
+def test_a_large_table_is_copied_where_there_is_room(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike an output: once over the limit, no later save would be made."""
+    monkeypatch.setattr(openfiles, "COPY_AT_END_MOST", 9)
+    (place / "table").write_text("0123456789")
+    with (place / "table").open("r+"):
+        (entry,) = rollback.read(save(place))["files"]
+    assert "0123456789" == (place / "restart" / entry["copy"]).read_text()
+    assert 64 * 1024**3 == openfiles.COPY_MOST
+
+
+def test_what_is_mapped_to_be_read_is_told_apart(place: Path) -> None:
+    for name in ("read", "written", "both"):
+        (place / name).write_bytes(bytes(4096))
+    mapped = []
+    for name, modes in (("read", "r"), ("written", "w"), ("both", "rw")):
+        for mode in modes:
+            with (place / name).open("rb" if mode == "r" else "r+b") as stream:
+                access = mmap.ACCESS_READ if mode == "r" else mmap.ACCESS_WRITE
+                mapped.append(mmap.mmap(stream.fileno(), 0, access=access))
+    found = openfiles.only_read_by([os.getpid()])
+    assert {"read"} == {Path(path).name for path in found if Path(path).parent == place}
+    assert {"written": True, "both": True} == mine(place)
+
+
 def test_of_a_large_file_that_is_at_its_end_the_size_does(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """libgfortran opens for reading and writing whatever is only written. It is told."""
-    monkeypatch.setattr(openfiles, "COPY_MOST", 9)
+    monkeypatch.setattr(openfiles, "COPY_AT_END_MOST", 9)
     for name in ("output", "log", "small"):
         (place / name).write_text("0123456789" if name != "small" else "0123")
     with (
