@@ -562,6 +562,22 @@ def test_a_copy_that_fails_lets_the_checkpoint_come_to_its_end(
     assert (lone.save().path / openfiles.RECORD).exists()
 
 
+def test_what_another_writes_between_two_links_is_kept(
+    lone: Lone, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The note of it is in the restart of a planned end, and in no other."""
+    table = in_place(lone, "still")
+    assert {} == lone.save().facts["left"]
+    restart = lone.save(last=True)
+    assert [str(table)] == list(restart.facts["left"])
+    lone.resume(restart)
+    assert "SOMEBODY ELSE" not in caplog.text
+    restart = lone.save(last=True)
+    table.write_text("000000000 of another")
+    lone.resume(restart)
+    assert f"{table}: SOMEBODY ELSE HAS WRITTEN" in caplog.text
+
+
 def test_files_in_place_are_as_they_were_where_no_restart_works(lone: Lone) -> None:
     table = in_place(lone, "still")
     restart = lone.save()

@@ -422,6 +422,53 @@ def test_a_file_that_was_not_there_is_gone_again_where_the_restart_does_not_work
     assert not (place / "journal").exists()
 
 
+def resumed(place: Path, restart: Path, left: dict[str, list[int]]) -> rollback.TakenAway:
+    taken = rollback.TakenAway()
+    taken.roll_back(restart, rollback.read(restart), place / "kept", left)
+    return taken
+
+
+def test_what_somebody_else_has_written_since_the_last_save_is_kept_and_told(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a restart that works; before that it may still be put back where it was."""
+    for name in ("shared", "own"):
+        (place / name).write_text("saved")
+    with (place / "shared").open("r+"), (place / "own").open("r+") as own:
+        restart = save(place)
+        own.write("SAVED, and the rest")
+    left = rollback.left_by([], restart)
+    assert {"shared", "own"} == {Path(path).name for path in left}
+    (place / "shared").write_text("of another")
+    resumed(place, restart, left).put_back()
+    assert "of another" == (place / "shared").read_text()
+    resumed(place, restart, left).forget()
+    assert ["saved", "saved"] == [(place / name).read_text() for name in ("shared", "own")]
+    (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert told.startswith(f"{place}/shared: SOMEBODY ELSE")
+    copy = Path(told.rpartition(" ")[2])
+    assert "of another" == copy.read_text()
+    assert [] == rollback.undo(place / "kept")
+    # Killed before any save: what is there now is of the program that has gone on from it.
+    (place / "shared").write_text("its own")
+    resumed(place, restart, left).forget()
+    assert 1 == len([r for r in caplog.records if r.levelname == "WARNING"])
+    assert [copy.parent.name] == sorted(p.name for p in place.glob("kept*") if p.is_dir())
+
+
+def test_what_the_program_itself_has_written_after_its_last_save_is_nobody_elses(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (place / "table").write_text("saved")
+    with (place / "table").open("r+") as table:
+        restart = save(place)
+        table.write("newer")
+    resumed(place, restart, rollback.left_by([], restart)).forget()
+    assert "saved" == (place / "table").read_text()
+    assert [] == [r for r in caplog.records if r.levelname == "WARNING"]
+    assert [] == [p for p in place.glob("kept*") if p.is_dir()]
+
+
 # Saved after the first word, killed after the second: in the middle of a transaction that has
 # reached the file, so that its journal is hot, or with commits that are in the log alone.
 SQLITE = """
