@@ -34,7 +34,7 @@ from .base import (
     Start,
     Work,
 )
-from .collecting import ASIDE, Beginning, Collector, put_all_back
+from .collecting import ASIDE, Beginning, Collector, Made, put_all_back
 from .evidence import CANNOT_RUN, Evidence, stamp
 from .ingredients import Edit, Rewrite, Test
 from .invocation import Invocation
@@ -154,6 +154,7 @@ class Application:
         self._values = Values(self._recipe, call, work)
         self._evidence = Evidence(self._values, work)
         self._collector = Collector(self._recipe, self._values, self._evidence, work.cwd)
+        self._made = Made(self.name, work)
         self._forget_request()
         return call
 
@@ -208,8 +209,12 @@ class Application:
         target = self._values.path(rewrite.target, known)
         if source is None or target is None or not source.exists():
             return
-        if rewrite.once and target.exists():
+        if rewrite.once and target in self._made:
             return
+        if rewrite.once and os.path.lexists(target):
+            spare = _free(target)
+            log.warning("%s was there before this chain: it is %s now", target, spare.name)
+            target.replace(spare)
         text = source.read_bytes().decode("latin-1")
         for regex, template in rewrite.replace:
             new = self._values.fill(template, known)
@@ -218,6 +223,8 @@ class Application:
         draft = target.with_name(f".{target.name}.hpc-ckpt")
         draft.write_bytes(text.encode("latin-1", "replace"))
         draft.replace(target)
+        if rewrite.once:
+            self._made.add(target)
 
     def _replaced(self, command: str | Sequence[str], known: Mapping[str, str]) -> tuple[str, ...]:
         if isinstance(command, str):

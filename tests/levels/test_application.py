@@ -596,6 +596,18 @@ def test_vasp_keeps_the_users_structure(case: Case) -> None:
     assert "second" == (case.cwd / "OUTCAR.2").read_text()
 
 
+def test_vasp_keeps_the_structure_of_each_chain(case: Case) -> None:
+    """In one directory; the copy of the first is not that of the second."""
+    for chain in ("one", "two", "three"):
+        (case.cwd / "POSCAR").write_text(chain)
+        for link in ("first", "second"):
+            (case.cwd / "CONTCAR").write_text(f"{chain} {link} " * 20)
+            gone_on(case, "vasp", "vasp_std")
+        shutil.rmtree(case.rundir.restarts)
+    found = {path.name: path.read_text() for path in case.cwd.glob("POSCAR.*")}
+    assert {"POSCAR.first": "three", "POSCAR.first.1": "one", "POSCAR.first.2": "two"} == found
+
+
 def test_gaussian_steps_that_a_restart_would_lose_are_refused(case: Case) -> None:
     (case.cwd / "mol.com").write_text("%chk=mol\n# opt\n\n--Link1--\n%chk=mol\n# freq\n")
     level = Application(recipe_of("gaussian", SHIPPED, case.cwd))
