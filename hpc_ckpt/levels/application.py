@@ -228,7 +228,7 @@ class Application:
 
     def _replaced(self, command: str | Sequence[str], known: Mapping[str, str]) -> tuple[str, ...]:
         if isinstance(command, str):
-            text = self._values.fill(command, known)
+            text = self._values.shell(command, known)
             argv = None if text is None else ["bash", "-o", "pipefail", "-c", text]
         else:
             argv = self._values.words(tuple(command), known)

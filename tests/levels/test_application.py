@@ -353,6 +353,23 @@ def test_whole_commands_for_the_first_and_for_later_links(case: Case) -> None:
     assert "begin;go r;" == (case.cwd / "seen").read_text()
 
 
+@pytest.mark.parametrize("name", ["state 1.dat", "state 1;touch PWNED;.dat", "it's $(touch PWNED)"])
+def test_the_name_of_a_file_is_no_command(case: Case, name: str) -> None:
+    """Nor several words, in a command that is a text for bash."""
+    (case.cwd / "state").write_text("7")
+    recipe = {
+        "name": "own",
+        "restart": "*[.)]*",
+        "first": {"command": ["cp", "state", name]},
+        "resume": {"command": "cat {restart} > out"},
+        "complete": {"file": "out"},
+    }
+    assert EXIT_SAVED == case.link(case.level(recipe), "ignored")
+    assert EXIT_COMPLETE == case.link(case.level(recipe), "ignored"), case.said()
+    assert "7" == (case.cwd / "out").read_text()
+    assert not (case.cwd / "PWNED").exists()
+
+
 def test_a_chain_by_the_command_line_survives_a_kill(count: Path, tmp_path: Path) -> None:
     """`hpc-ckpt run` with the recipe in the spec; program and steward are killed once."""
     from molecules import kill
