@@ -965,6 +965,34 @@ def test_a_profile_that_snakemake_reads_unasked_counts_too(
         assert None is level.probe(work(tmp_path, "snakemake", "-j4", word))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("process.executor = 'slurm'\n", "process.executor = 'slurm'"),
+        ('process {\n    cpus = 2\n    executor = "slurm"\n}\n', 'executor = "slurm"'),
+        ("profiles {\n  site { process.executor = 'pbs' }\n}\n", "process.executor = 'pbs'"),
+        ("process { executor='sge' }\n", "executor='sge'"),
+        ("process.executor = params.where\n", "params.where"),
+        ("executor {\n  queueSize = 5\n  name = 'lsf'\n}\n", "name = 'lsf'"),
+        ("executor.name = 'lsf'\n", "name = 'lsf'"),
+        ("executor.name = 'local'\n", None),
+        ("process.executor = 'local'\n", None),
+        ("// executor = 'slurm'\nprocess { executor = \"local\" }\n", None),
+        ("executor {\n    queueSize = 5\n}\nexecutor.queueSize = 4\n", None),
+        ("params.my_executor = 'slurm'\n", None),
+    ],
+)
+def test_the_executor_that_nextflow_reads_unasked_counts_too(
+    tmp_path: Path, text: str, said: str | None
+) -> None:
+    (tmp_path / "nextflow.config").write_text(text)
+    level = Application(SHIPPED["nextflow"])
+    why = level.probe(work(tmp_path, "nextflow", "run", "main.nf"))
+    assert why is None if said is None else said in (why or "")
+    local = work(tmp_path, "nextflow", "run", "main.nf", "-process.executor=local")
+    assert None is level.probe(local)
+
+
 def test_what_the_configuration_of_a_workflow_says_is_its_own_affair(tmp_path: Path) -> None:
     """Keys of the user's, and no options of Snakemake."""
     (tmp_path / "config.yaml").write_text("cluster: leiden\nslurm: no\nclusters: 8\n")
