@@ -167,6 +167,12 @@ def _with_starts(pids: Iterable[int]) -> dict[int, int]:
     return {pid: stat.started for pid, stat in stats if stat is not None}
 
 
+def _stop(found: Iterable[int], told: list[int]) -> None:
+    for pid in set(found) - set(told):
+        told.append(pid)
+        _tell(pid, signal.SIGSTOP)
+
+
 def _unchanged(known: Mapping[int, int]) -> list[int]:
     return [pid for pid, started in _with_starts(known).items() if started == known[pid]]
 
@@ -177,10 +183,8 @@ def _stopped(known: Mapping[int, int], program: Program, until: float) -> Iterat
     to look for others on a node of thousands takes as long as DMTCP for a small image."""
     pids: list[int] = []
     try:
-        for find in (lambda: _unchanged(known), program.tree):
-            for pid in set(find()) - set(pids):
-                pids.append(pid)
-                _tell(pid, signal.SIGSTOP)
+        _stop(_unchanged(known), pids)
+        _stop(program.tree(), pids)
         while not all(map(_has_stopped, pids)) and time.monotonic() < until:
             time.sleep(LOOK_EVERY_S)
         yield all(map(_has_stopped, pids))
