@@ -34,7 +34,7 @@ from .base import (
     Start,
     Work,
 )
-from .collecting import ASIDE, Beginning, Collector, put_all_back
+from .collecting import ASIDE, Beginning, Collector, Made, put_all_back
 from .evidence import CANNOT_RUN, Evidence, stamp
 from .ingredients import Edit, Rewrite, Test
 from .invocation import Invocation
@@ -70,6 +70,8 @@ class Application:
         self._asked_file: Path | None = None
         self._asked_to_stop = False
         self._limit = Limit()
+        self._there: Mapping[str, Any] = {}
+        """Restart files before the program began to run in this link."""
         self._untold = False
         """It was to be asked by a signal, and nobody was there to hear it."""
         self._tried_in_place = False
@@ -152,6 +154,7 @@ class Application:
         self._values = Values(self._recipe, call, work)
         self._evidence = Evidence(self._values, work)
         self._collector = Collector(self._recipe, self._values, self._evidence, work.cwd)
+        self._made = Made(self.name, work)
         self._forget_request()
         return call
 
@@ -165,6 +168,7 @@ class Application:
             self._rewrite(rewrite, known)
         argv = self._edited(call, edit, known)
         self._limit = Limit.told(edit, known)
+        self._there = self._collector.stamps()
         log.info("runs: %s", " ".join(argv))
         return Start(argv=argv, cwd=work.cwd, environ=work.environ)
 
@@ -205,8 +209,12 @@ class Application:
         target = self._values.path(rewrite.target, known)
         if source is None or target is None or not source.exists():
             return
-        if rewrite.once and target.exists():
+        if rewrite.once and target in self._made:
             return
+        if rewrite.once and os.path.lexists(target):
+            spare = _free(target)
+            log.warning("%s was there before this chain: it is %s now", target, spare.name)
+            target.replace(spare)
         text = source.read_bytes().decode("latin-1")
         for regex, template in rewrite.replace:
             new = self._values.fill(template, known)
@@ -215,10 +223,12 @@ class Application:
         draft = target.with_name(f".{target.name}.hpc-ckpt")
         draft.write_bytes(text.encode("latin-1", "replace"))
         draft.replace(target)
+        if rewrite.once:
+            self._made.add(target)
 
     def _replaced(self, command: str | Sequence[str], known: Mapping[str, str]) -> tuple[str, ...]:
         if isinstance(command, str):
-            text = self._values.fill(command, known)
+            text = self._values.shell(command, known)
             argv = None if text is None else ["bash", "-o", "pipefail", "-c", text]
         else:
             argv = self._values.words(tuple(command), known)
@@ -356,13 +366,15 @@ class Application:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
-        """Code 0 of a program that was asked to end, or told when, says only that it did."""
+        """Code 0 of a program that was asked to end, or told when, says only that it did; but one
+        that is cut short by its own clock leaves something to go on from."""
         tests = self._recipe.complete
         shown = [test for test in tests if not _is_code(test)]
         if any(self._evidence.complete(test, code, self._before) for test in shown):
             return True
         by_code = code == EXIT_COMPLETE and len(shown) < len(tests)
-        stopped = self._asked_to_stop or self._limit.may_have_ended_it()
+        cut = self._limit.may_have_ended_it() and self._collector.may_have_left(self._there)
+        stopped = self._asked_to_stop or cut
         return None if by_code and not stopped else False
 
     def _final_stamps(self) -> dict[str, Sequence[int]]:

@@ -55,8 +55,7 @@ class Beginning:
     """What was there before the chain started the program; later links read it."""
 
     def __init__(self, name: str, work: Work) -> None:
-        mark = hashlib.sha256("\0".join(work.argv).encode("utf-8", "surrogateescape")).hexdigest()
-        self._path = None if work.noted is None else work.noted / f"begun-{name}-{mark[:12]}.json"
+        self._path = _noted(work, f"begun-{name}")
         self.restarts: dict[str, Sequence[int]] = {}
         self.results: dict[str, Sequence[int]] = {}
         self._tried: dict[str, int] = {}
@@ -88,6 +87,32 @@ class Beginning:
             log.warning("cannot note what was there before: %s: %s", self._path, error)
 
 
+class Made:
+    """The copies that this chain has made once; later links read it."""
+
+    def __init__(self, name: str, work: Work) -> None:
+        self._path = _noted(work, f"made-{name}")
+        self._made: list[str] = []
+        with contextlib.suppress(OSError, ValueError):
+            self._made = [] if self._path is None else list(json.loads(self._path.read_bytes()))
+
+    def __contains__(self, path: Path) -> bool:
+        return str(path) in self._made
+
+    def add(self, path: Path) -> None:
+        """Raises OSError: the next link would take it for one of another chain."""
+        self._made.append(str(path))
+        if self._path is not None:
+            fsio.make_directory(self._path.parent)
+            fsio.write_atomic(self._path, json.dumps(self._made).encode())
+
+
+def _noted(work: Work, name: str) -> Path | None:
+    """Of one command, in the directory of the chain's restarts."""
+    mark = hashlib.sha256("\0".join(work.argv).encode("utf-8", "surrogateescape")).hexdigest()
+    return None if work.noted is None else work.noted / f"{name}-{mark[:12]}.json"
+
+
 class Collector:
     """Knows which files it has seen: only newer ones make a restart."""
 
@@ -107,6 +132,12 @@ class Collector:
                 if now is not None:
                     found[str(path)] = now
         return found
+
+    def may_have_left(self, before: Mapping[str, Stamp]) -> bool:
+        """Whether there is a restart file that was not there before, or could not be found."""
+        if any(self._values.unknown(pattern) for pattern in self._recipe.restart.files):
+            return True
+        return any(before.get(path) != mark for path, mark in self.stamps().items())
 
     def seen_now(self) -> None:
         """What lies there now is of an earlier run, or was put there to go on from."""

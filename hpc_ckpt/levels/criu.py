@@ -156,7 +156,8 @@ class Criu:
                 "here: CRIU must run with the privileges that it had when it saved"
             )
         found = rollback.read(restart)
-        self._taken_away.roll_back(restart, found, (work.kept or self._scratch) / _TAKEN_AWAY)
+        kept = (work.kept or self._scratch) / _TAKEN_AWAY
+        self._taken_away.roll_back(restart, found, kept, facts.get("left"))
         for path in rollback.grown(found):
             log.warning("%s has grown since the save, and was not open then: not cut back", path)
         self._output = Path(facts["output"])
@@ -256,6 +257,7 @@ class Criu:
             for told in openfiles.warnings(rollback.read(into)):
                 log.warning("%s", told)
         self._dumped = (time.monotonic() - self._began, self._memory)
+        tree = program.tree()
         if moment.last:
             self._end(program)
         step = self._step + math.ceil(max(0.0, self._measured_s - self._used_s))
@@ -268,6 +270,7 @@ class Criu:
             "tcp": self._tcp.value,
             "step": step,
             "criu": list(self._criu.version),
+            "left": rollback.left_by(tree[1:], into) if moment.last else {},
         }
         return Saved(step=step, facts=facts)
 

@@ -152,7 +152,7 @@ class Dmtcp:
         attempt = self._begin(work, Window(str(facts.get("window"))))
         found = rollback.read(restart) if (restart / RECORD).exists() else {"files": []}
         kept = self._scratch_of(work, kept=True) / _TAKEN_AWAY
-        self._taken_away.roll_back(restart, found, kept)
+        self._taken_away.roll_back(restart, found, kept, facts.get("left"))
         warn_of_gaps(facts.get("written", {}))
         variables = env_file_text(work.environ, facts.get("environment", ()))
         attempt.window.show(sorted(restart.iterdir()), variables)
@@ -266,6 +266,7 @@ class Dmtcp:
                 window.rest()
             self._own_s += max(0.0, program.processor_s() - save.used_s)
         names = move_up(save.place, into)
+        tree = program.tree()
         if moment.last:
             program.end()  # what it would still do is done again after the restart
         facts = {
@@ -277,6 +278,7 @@ class Dmtcp:
             "processor": processor_features(),
             "environment": self._fresh,
             "seconds": round(time.monotonic() - save.began, 3),
+            "left": rollback.left_by(tree, into) if moment.last else {},
         }
         return Saved(step=save.step, facts=facts)
 

@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from .. import processes
@@ -43,16 +43,25 @@ class WrittenFiles:
         self._program = program
         self._images = images
         self._into = into
-        self._besides = tuple(f"{place}/" for place in (*besides, images, into))
+        # As the kernel spells them: $TMPDIR may be a link.
+        self._besides = tuple(f"{place.resolve()}/" for place in (*besides, images, into))
         self._seen = False
         """Whether they were looked at, and copied, while the program stood still."""
         self._failed: SaveFailed | OSError | None = None
+        self._look()
+
+    def _look(self) -> None:
+        """Before a checkpoint. DMTCP opens for writing, meanwhile, every file that is mapped to be
+        shared, if only to be read."""
+        self._known = _with_starts(living(self._program.tree()))
         self.before = self._now()
+        self._only_read = openfiles.only_read_by(list(self._known)) - self.before.keys()
 
     @property
     def size(self) -> int:
         """Of what is to be copied, about. What is too large is known while it stands still."""
-        sizes = (one.size for one in self._in_place(self.before).values())
+        found = self._in_place(self.before).values()
+        sizes = (one.size for one in found if not one.is_left_out)
         return sum(size for size in sizes if size <= openfiles.COPY_MOST)
 
     def watch(self, command: subprocess.Popen[bytes], until: float) -> None:
@@ -72,7 +81,13 @@ class WrittenFiles:
             raise SaveFailed(self._failed.strerror)
         if self._failed is not None:
             raise SaveFailed(f"its files could not be copied: {self._failed}") from self._failed
-        return self._seen or not (self._in_place(self.before) or self._in_place(self._now()))
+        now = self._now() if self._only_read or not self._seen else {}
+        if self._seen and not self._only_read & now.keys():  # or the program has it open itself
+            return True
+        if not (self._seen or self._in_place(self.before) or self._in_place(now)):
+            return True
+        self._look()
+        return False
 
     # ── while it stands still ─────────────────────────────────────────────────────────────
     def _have_looked(self, until: float) -> bool:
@@ -81,7 +96,7 @@ class WrittenFiles:
             begun = self._is_being_made()
             if begun is None:
                 return False
-            if begun and self._in_place(self._now()):
+            if begun and (self._in_place(self.before) or self._in_place(self._now_standing())):
                 self._copy(until)
             else:
                 self._seen = self._is_being_made() is True
@@ -91,11 +106,12 @@ class WrittenFiles:
         return True
 
     def _copy(self, until: float) -> None:
-        with _stopped(self._program.tree(), until) as still:
+        with _stopped(self._known, self._program, until) as still:
             if not still or self._is_being_made() is not True:
                 return
-            record = {"files": stored(self._in_place(self._now()).values(), self._into)}
-            (self._into / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+            record = {"files": stored(self._in_place(self._now_standing()).values(), self._into)}
+            if record["files"]:
+                (self._into / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
             self._seen = True
         for told in openfiles.warnings(record):
             log.warning("%s", told)
@@ -119,8 +135,14 @@ class WrittenFiles:
         return {
             path: one
             for path, one in _written_by(self._program).items()
-            if path not in ours and not path.startswith(self._besides)
+            if path not in ours and not self._is_dmtcps(path)
         }
+
+    def _now_standing(self) -> dict[str, Written]:
+        return {path: one for path, one in self._now().items() if path not in self._only_read}
+
+    def _is_dmtcps(self, path: str) -> bool:
+        return path.startswith(self._besides) or openfiles.is_not_the_programs(path)
 
     @staticmethod
     def _in_place(written: dict[str, Written]) -> dict[str, Written]:
@@ -139,12 +161,30 @@ def _written_by(program: Program) -> dict[str, Written]:
                 raise SaveFailed(why) from (None if isinstance(error, PermissionError) else error)
 
 
+def _with_starts(pids: Iterable[int]) -> dict[int, int]:
+    """A pid alone may be somebody else's by the time that it is told something."""
+    stats = ((pid, processes.stat_of(pid)) for pid in pids)
+    return {pid: stat.started for pid, stat in stats if stat is not None}
+
+
+def _stop(found: Iterable[int], told: list[int]) -> None:
+    for pid in set(found) - set(told):
+        told.append(pid)
+        _tell(pid, signal.SIGSTOP)
+
+
+def _unchanged(known: Mapping[int, int]) -> list[int]:
+    return [pid for pid, started in _with_starts(known).items() if started == known[pid]]
+
+
 @contextlib.contextmanager
-def _stopped(pids: list[int], until: float) -> Iterator[bool]:
-    """Whether every thread of them has stopped in time."""
+def _stopped(known: Mapping[int, int], program: Program, until: float) -> Iterator[bool]:
+    """Whether every thread of its processes has stopped in time. Those that are `known` first:
+    to look for others on a node of thousands takes as long as DMTCP for a small image."""
+    pids: list[int] = []
     try:
-        for pid in pids:
-            _tell(pid, signal.SIGSTOP)
+        _stop(_unchanged(known), pids)
+        _stop(program.tree(), pids)
         while not all(map(_has_stopped, pids)) and time.monotonic() < until:
             time.sleep(LOOK_EVERY_S)
         yield all(map(_has_stopped, pids))

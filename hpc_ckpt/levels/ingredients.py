@@ -170,7 +170,7 @@ class Rewrite:
     replace: tuple[tuple[str, str], ...] = ()
     """A regular expression, and what stands there instead; left out if a {name} is not known."""
     once: bool = False
-    """Not where the copy is there already."""
+    """In a chain; what another has left under that name is renamed."""
 
     @classmethod
     def parse(cls, value: object, where: str) -> Rewrite:

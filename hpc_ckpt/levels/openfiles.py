@@ -25,16 +25,20 @@ from .program import tree_of
 
 RECORD = "openfiles.json"
 COPIES = "copies"
-COPY_MOST = 4 * 1024**3
-"""Of a file written in place; a larger one makes the save fail rather than the result wrong,
-unless it is at its end, as most that are merely opened for reading too."""
+COPY_MOST = 64 * 1024**3
+"""Of a file written in place: what there is room for. The program stands still for that long; of a
+larger one the save fails rather than that the result is wrong."""
+COPY_AT_END_MOST = 4 * 1024**3
+"""Of one that is at its end, as most that are merely opened for reading too."""
 TOO_LARGE = "written in place, and too large to be copied"
 UNCOPIED = "too large to be copied: what the program changes before its end since stays changed"
 COMPANIONS = ("-journal", "-wal", "-shm")
 LOOK_AT = 1000
 _SQLITE = b"SQLite format 3\0"
-_MAPPED = re.compile(r"\S+ rw.s \S+ \S+ [1-9]\d* +(/.*)")
+_MAPPED = re.compile(r"\S+ r(.).s \S+ \S+ [1-9]\d* +(/.*)")
 _NOT_FILES = ("/proc/", "/sys/", "/dev/dri/", "/dev/nvidia")
+_NOT_THE_PROGRAMS = ("dmtcpSharedArea", "gconv-modules.cache")
+"""DMTCP has the first for itself, in the directory of one link; the other is of the system."""
 
 
 class Written(NamedTuple):
@@ -46,6 +50,11 @@ class Written(NamedTuple):
     """Bytes before its end may change."""
     at_end: bool = False
     """Not mapped, and at its end wherever it is open: certain while the program stands still."""
+
+    @property
+    def is_left_out(self) -> bool:
+        """Its size is enough, if it is no database."""
+        return self.at_end and self.size > COPY_AT_END_MOST
 
 
 class TooLarge(OSError):
@@ -91,15 +100,34 @@ def _described(link: Path, info_file: Path) -> Iterator[Written]:
 
 def _mapped_in(pid: int) -> Iterator[Written]:
     with contextlib.suppress(FileNotFoundError):
-        text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
-        for line in text.splitlines():
-            match = _MAPPED.fullmatch(line)
-            if match is None or match[1].startswith(_NOT_FILES):
-                continue
+        for path in (path for path, writable in _shared_by(pid) if writable):
             with contextlib.suppress(FileNotFoundError):  # deleted: CRIU keeps it
-                info = Path(match[1]).stat()
+                info = Path(path).stat()
                 if stat.S_ISREG(info.st_mode):
-                    yield Written(match[1], info.st_size, True)
+                    yield Written(path, info.st_size, True)
+
+
+def only_read_by(pids: list[int]) -> set[str]:
+    """The files that these processes share with others by a mapping, none of them for writing."""
+    found: dict[str, bool] = {}
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for path, writable in _shared_by(pid):
+                found[path] = writable or found.get(path, False)
+    return {path for path, writable in found.items() if not writable}
+
+
+def _shared_by(pid: int) -> Iterator[tuple[str, bool]]:
+    """Mapped files, and whether for writing."""
+    text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+    for match in filter(None, map(_MAPPED.fullmatch, text.splitlines())):
+        if not match[2].startswith(_NOT_FILES):
+            yield match[2], match[1] == "w"
+
+
+def is_not_the_programs(path: str) -> bool:
+    """Nothing to be put back, in restarts of older versions either."""
+    return Path(path).name.startswith(_NOT_THE_PROGRAMS)
 
 
 def _names(place: Path) -> list[str]:
@@ -125,10 +153,10 @@ def stored(written: Iterable[Written], into: Path) -> list[dict[str, Any]]:
     entries = []
     for number, one in enumerate(_with_companions(list(written))):
         entry: dict[str, Any] = {"path": one.path, "size": one.size, "copy": None}
-        if one.in_place and one.size > COPY_MOST:
-            if not one.at_end or is_database(Path(one.path)):
-                raise TooLarge(one.path)
+        if one.in_place and one.is_left_out and not is_database(Path(one.path)):
             entry["uncopied"] = True
+        elif one.in_place and one.size > COPY_MOST:
+            raise TooLarge(one.path)
         elif one.in_place:
             entry["copy"] = f"{COPIES}/{number}"
             (into / COPIES).mkdir(exist_ok=True)

@@ -9,23 +9,31 @@ writes to no other one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import fsio
 from .base import NotHere, ResumeFailed
-from .openfiles import RECORD, companions, is_database
+from .footprint import living
+from .openfiles import RECORD, companions, is_database, is_not_the_programs
 from .restarts import put_back
 
 log = logging.getLogger("hpc_ckpt.steward")
 
 JOURNAL = "taken-away.json"
+GONE_ON_FROM = ".gone-on-from"
+"""Beside what is taken away: which restart was the last to work."""
 BLOCK = 1024**2
+GONE_S = 5.0
+"""For processes that were killed: what they are about to write comes first."""
+LOOK_EVERY_S = 0.01
 
 
 class TakenAway:
@@ -33,14 +41,26 @@ class TakenAway:
 
     def __init__(self) -> None:
         self._kept: Path | None = None
+        self._restart = ""
+        self._of_others: list[str] = []
+        """Files of which somebody else's bytes are taken away, too."""
 
-    def roll_back(self, restart: Path, found: Mapping[str, Any], kept: Path) -> None:
-        """`kept`: where it lies, the same place in every link."""
-        self._kept = kept
+    def roll_back(
+        self,
+        restart: Path,
+        found: Mapping[str, Any],
+        kept: Path,
+        left: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """`kept`: where it lies, the same place in every link. `left`: by left_by()."""
+        self._kept, self._restart = kept, restart.parent.name
         try:
             before = undo(kept)  # of a restart that did not work, or was killed
         except OSError as error:
             raise ResumeFailed(f"{kept}: could not be put back: {error}") from error
+        # Once a program has gone on from it, or from a newer one, it has written to them itself.
+        known = {} if self._restart <= _gone_on_from(kept) else left or {}
+        self._of_others = [path for path, mark in known.items() if _mark(path) != [*mark]]
         for told in (*before, *roll_back(restart, found, kept)):
             log.info("%s", told)
 
@@ -48,9 +68,13 @@ class TakenAway:
         """The program runs again."""
         if self._kept is not None:
             try:
+                for told in keep_for_others(self._kept, self._of_others):
+                    log.warning("%s", told)
                 forget(self._kept)
             except OSError as error:  # or the next link would put it back, over what comes now
                 raise ResumeFailed(f"{self._kept}: {error.strerror}") from error
+            with contextlib.suppress(OSError):  # only a warning depends on it
+                _noted_beside(self._kept).write_text(self._restart, encoding="utf-8")
             self._kept = None
 
     def put_back(self) -> None:
@@ -67,9 +91,11 @@ class TakenAway:
 
 def read(restart: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((restart / RECORD).read_bytes()))
+        found = dict(json.loads((restart / RECORD).read_bytes()))
     except (OSError, ValueError) as error:
         raise ResumeFailed(f"{RECORD}: {error}") from error
+    found["files"] = [one for one in found["files"] if not is_not_the_programs(one["path"])]
+    return found
 
 
 def roll_back(restart: Path, found: Mapping[str, Any], kept: Path) -> list[str]:
@@ -131,6 +157,67 @@ def _is_same(restart: Path, entry: Mapping[str, Any]) -> bool:
             return all(block == then.read(BLOCK) for block in iter(lambda: now.read(BLOCK), b""))
     except OSError:
         return False  # put back, or told why not
+
+
+# ── what others have written ──────────────────────────────────────────────────────────────
+def left_by(pids: Sequence[int], saved: Path) -> dict[str, list[int]]:
+    """The files that were copied at a last save, as the program has left them, whose processes
+    were killed: who finds another size or time has found somebody else's bytes."""
+    until = time.monotonic() + GONE_S
+    while living(pids) and time.monotonic() < until:
+        time.sleep(LOOK_EVERY_S)
+    if not (saved / RECORD).exists():
+        return {}
+    with contextlib.suppress(ResumeFailed):  # said where it is resumed
+        paths = [str(one["path"]) for one in read(saved)["files"] if one["copy"] is not None]
+        marks = ((path, _mark(path, sync=True)) for path in paths)
+        return {path: mark for path, mark in marks if mark is not None}
+    return {}
+
+
+def _mark(path: str, *, sync: bool = False) -> list[int] | None:
+    """`sync`: what was mapped may get its time only when it is written."""
+    try:
+        with Path(path).open("rb") as stream:
+            if sync:
+                os.fsync(stream.fileno())
+            info = os.fstat(stream.fileno())
+    except OSError:
+        return None
+    return [info.st_size, info.st_mtime_ns]
+
+
+def keep_for_others(kept: Path, paths: Sequence[str]) -> list[str]:
+    """Where what was taken away of these files stays, for people."""
+    try:
+        entries = json.loads((kept / JOURNAL).read_bytes())["files"]
+    except FileNotFoundError:
+        return []
+    names = {entry["path"]: entry["whole"] for entry in entries if "whole" in entry}
+    named = [path for path in paths if path in names]
+    if not named:
+        return []
+    taken = set(fsio.names_in(kept.parent))
+    numbered = (f"{kept.name}.{number}" for number in itertools.count(1))
+    place = kept.with_name(next(name for name in numbered if name not in taken))
+    kept.rename(place)
+    fsio.sync_directory(kept.parent)
+    return [
+        f"{path}: SOMEBODY ELSE HAS WRITTEN TO IT since the program was saved, which goes on with "
+        f"it as it was then; as it was found it is kept as {place / names[path]}"
+        for path in named
+    ]
+
+
+def _noted_beside(kept: Path) -> Path:
+    return kept.with_name(kept.name + GONE_ON_FROM)
+
+
+def _gone_on_from(kept: Path) -> str:
+    try:
+        return _noted_beside(kept).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
 # ── what is taken away ────────────────────────────────────────────────────────────────────
@@ -207,6 +294,8 @@ def undo(kept: Path) -> list[str]:
     told = []
     for entry in journal["files"]:
         path = Path(entry["path"])
+        if is_not_the_programs(entry["path"]):
+            continue
         if "whole" in entry:
             _write(kept / entry["whole"], path)
         elif "absent" in entry:

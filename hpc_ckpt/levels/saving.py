@@ -59,6 +59,8 @@ class Saves:
         self.stall_s = 0.0
         self.no_room: str | None = None
         """Why the storage did not take a save of this link."""
+        self.failed: str | None = None
+        """Why the last one did."""
         self.not_now = False
         """Whether the last one failed for a reason that passes."""
         self.ended_by_storage: str | None = None
@@ -101,13 +103,13 @@ class Saves:
     def _try(self, level: Level, program: Program, reason: str, *, last: bool) -> Restart | None:
         began = time.monotonic()
         self._events.emit(Event.SAVE_STARTED, step=self.step(), reason=reason)
-        self.not_now = False
+        self.failed, self.not_now = None, False
         try:
             restart, saved = self._made(
                 level, program, self._moments.moment(began, last=last), reason
             )
         except NotNow as error:
-            self.not_now = True
+            self.failed, self.not_now = str(error), True
             if isinstance(error, NoRoom):
                 self.no_room = str(error)
             self._events.emit(Event.SAVE_FAILED, step=self.step(), error=str(error))
@@ -183,7 +185,8 @@ class Saves:
             self._events.emit(Event.REMOVED, checkpoint=key.directory_name, tier="restarts")
 
     def _failed(self, level: Level, program: Program, error: Exception, *, last: bool) -> None:
-        self._events.emit(Event.SAVE_FAILED, step=self.step(), error=str(error))
+        self.failed = str(error)
+        self._events.emit(Event.SAVE_FAILED, step=self.step(), error=self.failed)
         log.warning("save failed: %s", error)
         ended = program.poll() is not None
         if passes(error):

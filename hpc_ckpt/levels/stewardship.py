@@ -347,14 +347,16 @@ class Steward:
         complete = None if code is None else self._ending.if_complete(level, code)
         if complete is not None:
             return complete
-        step, no_room = self._saves.step(), self._saves.no_room
+        step, no_room, failed = self._saves.step(), self._saves.no_room, self._saves.failed
         if self._saves.any_here():
-            return self._leave(Result.SAVED, step, why)
+            told = "" if failed is None else f"; the last save failed: {failed}"
+            return self._leave(Result.SAVED, step, f"{why}{told}")
         if no_room is not None:
             return self._leave(Result.SAVED, step, f"{why}; nothing could be saved: {no_room}")
         if why.startswith("deadline") and not self._saves.not_now:
             self._blame(level)
-        return self._leave(Result.SAVED, step, f"{why}; nothing could be saved")
+        told = "" if failed is None else f": {failed}"
+        return self._leave(Result.SAVED, step, f"{why}; nothing could be saved{told}")
 
     def _blame(self, level: Level) -> None:
         """It saved nothing in all that it had of this link."""

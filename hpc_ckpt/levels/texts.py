@@ -28,8 +28,17 @@ def named_files(call: Invocation, cwd: Path) -> Iterator[tuple[Path, str]]:
 
 def beginnings(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
     for path in paths:
-        try:
-            with path.open("rb") as stream:
-                yield path, stream.read(LOOK_INTO).decode("utf-8", "replace")
-        except (OSError, ValueError):
-            continue
+        text = beginning(path)
+        if text is not None:
+            yield path, text
+
+
+def beginning(path: Path) -> str | None:
+    """None: no file, or none that can be read. A pipe would be waited for for ever."""
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as stream:
+            return stream.read(LOOK_INTO).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from .ingredients import Edit, Value
 from .invocation import VARIABLE, Invocation
 from .reader import split
 from .recipe import Recipe
-from .texts import LOOK_INTO
+from .texts import beginning
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 _EXPANDED = re.compile(r"[$`]")
@@ -57,6 +58,11 @@ class Values:
         if any(known.get(name) is None for name in names):
             return None
         return _FIELD.sub(lambda match: str(known[match[1]]), text)
+
+    def shell(self, text: str, more: Mapping[str, str] | None = None) -> str | None:
+        """Filled, for a shell: each value is one word to it, and no part of a command."""
+        known = {**self._found, **(more or {})}
+        return self.fill(text, {n: shlex.quote(t) for n, t in known.items() if t is not None})
 
     def regex(self, pattern: str) -> str | None:
         """Filled; what a name stands for is meant letter by letter."""
@@ -126,10 +132,8 @@ class Values:
         path = self.path(file)
         if path is None:
             return None
-        try:
-            with path.open("rb") as stream:
-                text = stream.read(LOOK_INTO).decode("utf-8", "replace")
-        except OSError:
+        text = beginning(path)
+        if text is None:
             return None
         match = re.search(regex, text, re.MULTILINE)
         if match is None:

@@ -253,6 +253,63 @@ def test_a_program_that_ends_by_its_own_clock_is_not_done(case: Case, how: str) 
     assert 40 == int((case.cwd / "state.rst").read_text())
 
 
+OWN_END = """
+import pathlib, sys, time
+state, begun = pathlib.Path("state.rst"), pathlib.Path("begun")
+limit = time.monotonic() + float(sys.argv[sys.argv.index("--limit") + 1])
+at = int(state.read_text()) if state.exists() else 0
+with begun.open("a") as stream:
+    stream.write(f"{at} ")
+while at < int(sys.argv[1]) and time.monotonic() < limit:
+    at += 1
+    time.sleep(0.1)
+    if sys.argv[2] == "removed":
+        state.write_text(str(at))
+if at < int(sys.argv[1]):
+    state.write_text(str(at))
+elif sys.argv[2] == "removed":
+    state.unlink()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "is_cut"), [("removed", False), ("when cut", False), ("when cut", True)]
+)
+def test_a_program_that_leaves_nothing_to_go_on_from_was_not_cut_by_its_clock(
+    case: Case, how: str, is_cut: bool
+) -> None:
+    """It removes its restart file at the end, or writes one only when it is cut; and comes to its
+    end in the second half of the time that it was told."""
+    (case.cwd / "own.py").write_text(OWN_END)
+    told = {"append": ["--limit {seconds_left}"]}
+    recipe = {
+        "name": "own", "restart": "state.rst", "first": told, "resume": told,
+        "save": {"lead": "1s"}, "complete": {"exit_code": 0},
+    }  # fmt: skip
+    done = 0
+    if is_cut:
+        argv = (sys.executable, "own.py", "400", how)
+        assert EXIT_SAVED == case.link(case.level(recipe), *argv, deadline_s=5.0)
+        done = int((case.cwd / "state.rst").read_text())
+    argv = (sys.executable, "own.py", str(done + 45), how)
+    assert EXIT_COMPLETE == case.link(case.level(recipe), *argv, deadline_s=8.0), case.said()
+    assert str(done) == (case.cwd / "begun").read_text().split()[-1]
+
+
+def test_a_restart_file_whose_name_is_not_known_may_be_there(case: Case) -> None:
+    """So that code 0 tells nothing."""
+    level = case.level(
+        {
+            "name": "own", "values": {"out": {"option": "-o"}}, "restart": "{out}.rst",
+            "complete": {"exit_code": 0},
+        }
+    )  # fmt: skip
+    level._open(case.work("sleep", "1"))
+    assert level._collector.may_have_left({})
+    level._open(case.work("sleep", "1", "-o", "state"))
+    assert not level._collector.may_have_left({})
+
+
 def test_whoever_removes_the_restarts_begins_anew(case: Case) -> None:
     """As the steward advises, with the program's files of the work before still in place."""
     recipe = {
@@ -294,6 +351,23 @@ def test_whole_commands_for_the_first_and_for_later_links(case: Case) -> None:
         assert EXIT_SAVED == case.link(case.level(recipe), "ignored")
         time.sleep(0.01)
     assert "begin;go r;" == (case.cwd / "seen").read_text()
+
+
+@pytest.mark.parametrize("name", ["state 1.dat", "state 1;touch PWNED;.dat", "it's $(touch PWNED)"])
+def test_the_name_of_a_file_is_no_command(case: Case, name: str) -> None:
+    """Nor several words, in a command that is a text for bash."""
+    (case.cwd / "state").write_text("7")
+    recipe = {
+        "name": "own",
+        "restart": "*[.)]*",
+        "first": {"command": ["cp", "state", name]},
+        "resume": {"command": "cat {restart} > out"},
+        "complete": {"file": "out"},
+    }
+    assert EXIT_SAVED == case.link(case.level(recipe), "ignored")
+    assert EXIT_COMPLETE == case.link(case.level(recipe), "ignored"), case.said()
+    assert "7" == (case.cwd / "out").read_text()
+    assert not (case.cwd / "PWNED").exists()
 
 
 def test_a_chain_by_the_command_line_survives_a_kill(count: Path, tmp_path: Path) -> None:
@@ -537,6 +611,18 @@ def test_vasp_keeps_the_users_structure(case: Case) -> None:
         assert link * 20 == (case.cwd / "POSCAR").read_text()
     assert "mine" == (case.cwd / "POSCAR.first").read_text()
     assert "second" == (case.cwd / "OUTCAR.2").read_text()
+
+
+def test_vasp_keeps_the_structure_of_each_chain(case: Case) -> None:
+    """In one directory; the copy of the first is not that of the second."""
+    for chain in ("one", "two", "three"):
+        (case.cwd / "POSCAR").write_text(chain)
+        for link in ("first", "second"):
+            (case.cwd / "CONTCAR").write_text(f"{chain} {link} " * 20)
+            gone_on(case, "vasp", "vasp_std")
+        shutil.rmtree(case.rundir.restarts)
+    found = {path.name: path.read_text() for path in case.cwd.glob("POSCAR.*")}
+    assert {"POSCAR.first": "three", "POSCAR.first.1": "one", "POSCAR.first.2": "two"} == found
 
 
 def test_gaussian_steps_that_a_restart_would_lose_are_refused(case: Case) -> None:

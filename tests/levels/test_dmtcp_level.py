@@ -43,6 +43,7 @@ from hpc_ckpt.levels.base import (
     NotNow,
     ResumeFailed,
     SaveFailed,
+    Start,
     StartFailed,
     Work,
     passes,
@@ -422,6 +423,38 @@ def test_files_written_in_place_are_copied_while_the_program_stands_still(
     assert saved == table.read_text()
 
 
+# As DMTCP itself has one in every program, and in the directory that it is given.
+SHARED = """
+import mmap, sys, time
+with open(f"{sys.argv[1]}/shared", "w+b") as made:
+    made.write(bytes(4096))
+    made.flush()
+    mapped = mmap.mmap(made.fileno(), 0)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_dmtcp_has_for_itself_is_not_the_programs_behind_a_link_either(
+    tmp_path: Path, place: Path
+) -> None:
+    """$TMPDIR may be one; the kernel tells what it leads to. Put back, it would be missing with
+    the job's directory, and no link would go on."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    lone = Lone(tmp_path / "link", {"path": str(place)})
+    lone.environ["STAND_IN"] = "still"
+    try:
+        start = lone.level.first(lone.work(sys.executable, "-c", SHARED))
+        attempt = lone.level._attempt
+        assert attempt is not None
+        lone._run(replace(start, argv=(*start.argv, str(attempt.coordinator.temporary))))
+        lone.until_lines(lone.output, 1)
+        assert not (lone.save().path / openfiles.RECORD).exists()
+    finally:
+        lone.end()
+
+
 def test_files_in_place_that_could_not_be_copied_in_time_fail_the_save(lone: Lone) -> None:
     """DMTCP alone would go on from them as they are by then: a wrong result, and no word."""
     in_place(lone, "")
@@ -431,6 +464,36 @@ def test_files_in_place_that_could_not_be_copied_in_time_fail_the_save(lone: Lon
     assert not any(
         stat.state == "T" for pid, stat in processes.every() if pid in lone.running.tree()
     )
+
+
+def test_the_processes_that_are_known_stop_before_others_are_looked_for(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes as long as a small image where a node has thousands. A pid that is another's by
+    then is left alone."""
+    child = lone._run(Start(argv=SLEEP, cwd=lone.cwd, environ=lone.environ)).pid
+    did: list[object] = []
+    tell = dmtcp_files._tell
+
+    def told(pid: int, number: signal.Signals) -> None:
+        did.append((pid, number.name))
+        tell(pid, number)
+
+    def tree() -> list[int]:
+        did.append("tree")
+        return [child]
+
+    monkeypatch.setattr(dmtcp_files, "_tell", told)
+    monkeypatch.setattr(lone.running, "tree", tree)
+    until = time.monotonic() + 30
+    known = dmtcp_files._with_starts([child])
+    with dmtcp_files._stopped(known, lone.running, until) as still:
+        assert still
+    first = did.index("tree")
+    assert [(child, "SIGSTOP"), "tree", (child, "SIGCONT")] == did[first - 1 : first + 2]
+    did.clear()
+    with dmtcp_files._stopped({child: known[child] - 1}, lone.running, until):
+        assert ["tree", (child, "SIGSTOP")] == did
 
 
 LARGE = """
@@ -443,7 +506,8 @@ time.sleep(60)
 
 
 def large(lone: Lone, monkeypatch: pytest.MonkeyPatch, mode: str, whence: int) -> Path:
-    monkeypatch.setattr(openfiles, "COPY_MOST", 8)
+    for name in ("COPY_MOST", "COPY_AT_END_MOST"):
+        monkeypatch.setattr(openfiles, name, 8)
     (lone.cwd / "table").write_text("0123456789")
     lone.environ["STAND_IN"] = "still"
     lone.first(sys.executable, "-c", LARGE, mode, str(whence))
@@ -496,6 +560,22 @@ def test_a_copy_that_fails_lets_the_checkpoint_come_to_its_end(
     assert lone.running.poll() is None
     monkeypatch.undo()
     assert (lone.save().path / openfiles.RECORD).exists()
+
+
+def test_what_another_writes_between_two_links_is_kept(
+    lone: Lone, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The note of it is in the restart of a planned end, and in no other."""
+    table = in_place(lone, "still")
+    assert {} == lone.save().facts["left"]
+    restart = lone.save(last=True)
+    assert [str(table)] == list(restart.facts["left"])
+    lone.resume(restart)
+    assert "SOMEBODY ELSE" not in caplog.text
+    restart = lone.save(last=True)
+    table.write_text("000000000 of another")
+    lone.resume(restart)
+    assert f"{table}: SOMEBODY ELSE HAS WRITTEN" in caplog.text
 
 
 def test_files_in_place_are_as_they_were_where_no_restart_works(lone: Lone) -> None:

@@ -617,6 +617,65 @@ def test_a_file_written_in_place_has_the_bytes_of_the_image(lone: Lone) -> None:
     assert (4000, 4000) == (counted("table"), counted("mapped"))
 
 
+# A table that is only read, as by numpy's mmap_mode="r", and one that is written.
+READ = """
+import mmap, os, time
+with open("read", "wb") as made:
+    made.write(bytes(4096))
+with open("read", "rb") as stream:
+    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+table = open("table", "w+b", buffering=0)
+for n in range(10000):
+    table.seek(0)
+    table.write(b"%d" % n)
+    if n % 10 == 0:
+        print(n, flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_what_is_only_read_is_not_copied(lone: Lone) -> None:
+    """DMTCP opens it for writing while it makes images: so it does with a file of the system, where
+    it may. No checkpoint is made again for that."""
+    lone.first(PYTHON, "-c", READ)
+    lone.until_lines(lone.output, 3)
+    asked: list[int] = []
+    attempt = lone.level._attempt
+    assert attempt is not None
+    checkpoint = attempt.coordinator.checkpoint
+
+    def counted() -> subprocess.Popen[bytes]:
+        asked.append(1)
+        return checkpoint()
+
+    object.__setattr__(attempt.coordinator, "checkpoint", counted)
+    for _ in range(4):
+        restart = lone.save()
+        record = json.loads((restart.path / "openfiles.json").read_text())
+        assert ["table"] == [Path(entry["path"]).name for entry in record["files"]]
+    assert 4 == len(asked)
+    lone.resume(restart)
+    lone.until_lines(lone.output, 10)
+
+
+def test_behind_a_linked_tmpdir_nothing_of_dmtcps_own_is_put_back(tmp_path: Path) -> None:
+    """The directory of the link that saved is gone by then, and may not be made again."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    lone = Lone(tmp_path / "link")
+    try:
+        lone.first(PYTHON, "-c", IN_PLACE)
+        lone.until_lines(lone.output, 3)
+        restart = lone.save()
+        record = json.loads((restart.path / "openfiles.json").read_text())
+        assert {"table", "mapped"} == {Path(entry["path"]).name for entry in record["files"]}
+        lone.resume(restart)
+        assert not (tmp_path / "real" / "scratch-0").exists()
+        assert 0 == lone.code(), lone.output.read_text()
+    finally:
+        lone.end()
+
+
 # One row in a transaction of its own; the end says what became of all of them.
 SQLITE = """
 import sqlite3, time

@@ -1,6 +1,7 @@
 """Files that a program writes: recorded, cut back, put back."""
 
 import contextlib
+import json
 import mmap
 import os
 import shutil
@@ -196,11 +197,37 @@ def test_a_file_too_large_to_copy_fails_the_save(
             save(place)
 
 
+def test_a_large_table_is_copied_where_there_is_room(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike an output: once over the limit, no later save would be made."""
+    monkeypatch.setattr(openfiles, "COPY_AT_END_MOST", 9)
+    (place / "table").write_text("0123456789")
+    with (place / "table").open("r+"):
+        (entry,) = rollback.read(save(place))["files"]
+    assert "0123456789" == (place / "restart" / entry["copy"]).read_text()
+    assert 64 * 1024**3 == openfiles.COPY_MOST
+
+
+def test_what_is_mapped_to_be_read_is_told_apart(place: Path) -> None:
+    for name in ("read", "written", "both"):
+        (place / name).write_bytes(bytes(4096))
+    mapped = []
+    for name, modes in (("read", "r"), ("written", "w"), ("both", "rw")):
+        for mode in modes:
+            with (place / name).open("rb" if mode == "r" else "r+b") as stream:
+                access = mmap.ACCESS_READ if mode == "r" else mmap.ACCESS_WRITE
+                mapped.append(mmap.mmap(stream.fileno(), 0, access=access))
+    found = openfiles.only_read_by([os.getpid()])
+    assert {"read"} == {Path(path).name for path in found if Path(path).parent == place}
+    assert {"written": True, "both": True} == mine(place)
+
+
 def test_of_a_large_file_that_is_at_its_end_the_size_does(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """libgfortran opens for reading and writing whatever is only written. It is told."""
-    monkeypatch.setattr(openfiles, "COPY_MOST", 9)
+    monkeypatch.setattr(openfiles, "COPY_AT_END_MOST", 9)
     for name in ("output", "log", "small"):
         (place / name).write_text("0123456789" if name != "small" else "0123")
     with (
@@ -224,6 +251,23 @@ def test_of_a_large_file_that_is_at_its_end_the_size_does(
     assert ["0123456789", "0123456789", "0123"] == [
         (place / name).read_text() for name in ("output", "log", "small")
     ]
+
+
+@pytest.mark.parametrize("name", ["dmtcpSharedArea.98ff-40000-1", "gconv-modules.cache"])
+def test_what_is_not_the_programs_is_not_put_back(place: Path, name: str) -> None:
+    """Older versions have recorded both: the first under a directory of a job that is over, the
+    second as it was before an update of the system."""
+    restart, kept = place / "restart", place / "kept"
+    (restart / "copy").write_text("old")
+    entries = [{"path": str(place / "gone" / name), "size": 3, "copy": "copy"}]
+    (restart / openfiles.RECORD).write_text(json.dumps({"files": entries}))
+    assert [] == roll_back(restart, rollback.read(restart), kept)
+    kept.mkdir()
+    (kept / "0").write_text("old")
+    journal = {"files": [{"path": entries[0]["path"], "whole": "0"}]}
+    (kept / rollback.JOURNAL).write_text(json.dumps(journal))
+    assert [] == rollback.undo(kept)
+    assert not (place / "gone").exists()
 
 
 def test_files_that_nobody_rolls_back_are_told(place: Path) -> None:
@@ -376,6 +420,53 @@ def test_a_file_that_was_not_there_is_gone_again_where_the_restart_does_not_work
     assert (place / "journal").exists()
     rollback.undo(place / "kept")
     assert not (place / "journal").exists()
+
+
+def resumed(place: Path, restart: Path, left: dict[str, list[int]]) -> rollback.TakenAway:
+    taken = rollback.TakenAway()
+    taken.roll_back(restart, rollback.read(restart), place / "kept", left)
+    return taken
+
+
+def test_what_somebody_else_has_written_since_the_last_save_is_kept_and_told(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a restart that works; before that it may still be put back where it was."""
+    for name in ("shared", "own"):
+        (place / name).write_text("saved")
+    with (place / "shared").open("r+"), (place / "own").open("r+") as own:
+        restart = save(place)
+        own.write("SAVED, and the rest")
+    left = rollback.left_by([], restart)
+    assert {"shared", "own"} == {Path(path).name for path in left}
+    (place / "shared").write_text("of another")
+    resumed(place, restart, left).put_back()
+    assert "of another" == (place / "shared").read_text()
+    resumed(place, restart, left).forget()
+    assert ["saved", "saved"] == [(place / name).read_text() for name in ("shared", "own")]
+    (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert told.startswith(f"{place}/shared: SOMEBODY ELSE")
+    copy = Path(told.rpartition(" ")[2])
+    assert "of another" == copy.read_text()
+    assert [] == rollback.undo(place / "kept")
+    # Killed before any save: what is there now is of the program that has gone on from it.
+    (place / "shared").write_text("its own")
+    resumed(place, restart, left).forget()
+    assert 1 == len([r for r in caplog.records if r.levelname == "WARNING"])
+    assert [copy.parent.name] == sorted(p.name for p in place.glob("kept*") if p.is_dir())
+
+
+def test_what_the_program_itself_has_written_after_its_last_save_is_nobody_elses(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (place / "table").write_text("saved")
+    with (place / "table").open("r+") as table:
+        restart = save(place)
+        table.write("newer")
+    resumed(place, restart, rollback.left_by([], restart)).forget()
+    assert "saved" == (place / "table").read_text()
+    assert [] == [r for r in caplog.records if r.levelname == "WARNING"]
+    assert [] == [p for p in place.glob("kept*") if p.is_dir()]
 
 
 # Saved after the first word, killed after the second: in the middle of a transaction that has

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -964,11 +965,64 @@ def test_a_profile_that_snakemake_reads_unasked_counts_too(
         assert None is level.probe(work(tmp_path, "snakemake", "-j4", word))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("process.executor = 'slurm'\n", "process.executor = 'slurm'"),
+        ('process {\n    cpus = 2\n    executor = "slurm"\n}\n', 'executor = "slurm"'),
+        ("profiles {\n  site { process.executor = 'pbs' }\n}\n", "process.executor = 'pbs'"),
+        ("process { executor='sge' }\n", "executor='sge'"),
+        ("process.executor = params.where\n", "params.where"),
+        ("executor {\n  queueSize = 5\n  name = 'lsf'\n}\n", "name = 'lsf'"),
+        ("executor.name = 'lsf'\n", "name = 'lsf'"),
+        ("executor.name = 'local'\n", None),
+        ("process.executor = 'local'\n", None),
+        ("// executor = 'slurm'\nprocess { executor = \"local\" }\n", None),
+        ("executor {\n    queueSize = 5\n}\nexecutor.queueSize = 4\n", None),
+        ("params.my_executor = 'slurm'\n", None),
+    ],
+)
+def test_the_executor_that_nextflow_reads_unasked_counts_too(
+    tmp_path: Path, text: str, said: str | None
+) -> None:
+    (tmp_path / "nextflow.config").write_text(text)
+    level = Application(SHIPPED["nextflow"])
+    why = level.probe(work(tmp_path, "nextflow", "run", "main.nf"))
+    assert why is None if said is None else said in (why or "")
+    local = work(tmp_path, "nextflow", "run", "main.nf", "-process.executor=local")
+    assert None is level.probe(local)
+
+
 def test_what_the_configuration_of_a_workflow_says_is_its_own_affair(tmp_path: Path) -> None:
     """Keys of the user's, and no options of Snakemake."""
     (tmp_path / "config.yaml").write_text("cluster: leiden\nslurm: no\nclusters: 8\n")
     this = work(tmp_path, "snakemake", "-j4", "--configfile", "config.yaml")
     assert None is Application(SHIPPED["snakemake"]).probe(this)
+
+
+def test_a_pipe_that_a_command_names_is_not_waited_for(tmp_path: Path) -> None:
+    """Nor one that a value would be read from. In a process of its own, which can be ended."""
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "INCAR")
+    code = (
+        "from pathlib import Path\n"
+        "from hpc_ckpt.levels.base import Work\n"
+        "from hpc_ckpt.levels.choose import choose\n"
+        "from hpc_ckpt.levels.recipe import load_recipes, matching, recipe_of\n"
+        "from hpc_ckpt.levels.application import Application\n"
+        "here = Path('.').resolve()\n"
+        "found = load_recipes(Path('/nowhere'), {})\n"
+        "work = Work(argv=('python', 'pipe', 'own.py'), cwd=here, environ={})\n"
+        "assert [] == [one.name for one in found if one.knows(work)]\n"
+        "own = {'name': 'own', 'recognise': {'programs': ['python']}, 'restart': '{x}',\n"
+        "       'values': {'x': {'file': 'INCAR', 'regex': 'x'}}, 'complete': {'exit_code': 0}}\n"
+        "print(Application(recipe_of(own, found, here)).probe(work))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=20
+    )
+    assert 0 == done.returncode, done.stderr
+    assert "{x}" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["lmp -in in.x -log log.$SLURM_JOB_ID", "gmx mdrun -deffnm $N"])

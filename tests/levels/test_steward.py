@@ -332,6 +332,29 @@ def test_why_the_first_save_failed_is_kept_to_the_end_of_the_link(case: Case) ->
     assert "its first save failed: for a reason of its own" == record["failed"]["broken"]
 
 
+@pytest.mark.parametrize("saved_here", [True, False])
+def test_a_link_whose_last_save_failed_says_why(case: Case, saved_here: bool) -> None:
+    """Of a level that has saved before, nobody else does; a chain that then makes no progress has
+    its cause in the ledger."""
+    level = Copying("one").at(case.cwd)
+    link = case.link(level)
+    case.notice_soon()
+    assert EXIT_SAVED == link.run()
+    link = case.link(level, interval_s=0.2 if saved_here else 600.0)
+
+    def breaks() -> None:
+        level.save_fails = "table: too large"
+        case.rundir.give_notice(case.generation, "test")
+
+    before = case._counted()
+    case.when(lambda: case._counted() > before and (not saved_here or case.commits() > 0), breaks)
+    assert EXIT_SAVED == link.run()
+    outcome = case.rundir.outcome(case.generation)
+    assert outcome is not None
+    said = "the last save failed: " if saved_here else "nothing could be saved: "
+    assert f"notice: test; {said}table: too large" == outcome.reason
+
+
 class Silent(Copying):
     """Its program writes nothing for it to save."""
 
@@ -596,7 +619,7 @@ def test_a_link_that_saved_nothing_says_so_whatever_earlier_ones_saved(case: Cas
     assert EXIT_SAVED == link.run()
     outcome = case.rundir.outcome(case.generation)
     assert outcome is not None
-    said = ("notice: test; nothing could be saved", key.step)
+    said = ("notice: test; nothing could be saved: on purpose", key.step)
     assert said == (outcome.reason, outcome.step)
 
 
