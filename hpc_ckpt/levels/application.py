@@ -374,8 +374,7 @@ class Application:
             return True
         by_code = code == EXIT_COMPLETE and len(shown) < len(tests)
         cut = self._limit.may_have_ended_it() and self._collector.may_have_left(self._there)
-        stopped = self._asked_to_stop or cut
-        return None if by_code and not stopped else False
+        return None if by_code and not (self._asked_to_stop or cut) else False
 
     def _final_stamps(self) -> dict[str, Sequence[int]]:
         """Of the files that will show the end, as they were before anything ran."""
