@@ -317,6 +317,7 @@ class Engine:
         if not order.given_up:
             self._steady.learn(order.snapshot, order.about.step)
         self._end(order)
+        self._stands(order.tier, committed.key)
         self._drainer.order(committed.key, order.tier)
         self._tell(order, committed)
         self._tidier.tidy(order.tier, committed)
@@ -376,7 +377,6 @@ class Engine:
         # One that hung may end after newer ones.
         if self.newest is None or self.newest <= committed.key:
             self.committed = committed
-        self._stands(order.tier, committed.key)
         self._publisher.events.emit(
             Event.COMMITTED,
             step=about.step,
@@ -394,6 +394,7 @@ class Engine:
         order.pending.succeed(committed)
 
     def _stands(self, tier: Tier, key: CheckpointKey) -> None:
+        self._tidier.is_whole(tier, key)
         self._published.stands(key, tier.name, lasts=self._publisher.stack.outlives_job(tier))
 
     def bring_home(self, timeout: float) -> None:
@@ -401,10 +402,9 @@ class Engine:
 
         Nothing else is waited for: neither older ones nor other tiers, which may hang.
         """
-        newest = self.newest
 
         def is_home() -> bool:
-            lasting = self.lasting
+            newest, lasting = self.newest, self.lasting  # which damage takes away
             return newest is None or (lasting is not None and newest <= lasting)
 
         if not is_home():

@@ -18,6 +18,9 @@ from .times import SaveTimes
 log = logging.getLogger("hpc_ckpt")
 
 
+AGAIN_S = 60.0
+
+
 class Failures:
     """Told by whichever thread finds out; asked by the training thread."""
 
@@ -28,6 +31,7 @@ class Failures:
         self._times = times
         self._on_fenced = on_fenced
         self._untold: tuple[Pending, Exception] | None = None
+        self._damages = 0
         self.at_s: float | None = None
         """Unix seconds of the last one, if no save has begun since."""
 
@@ -60,7 +64,9 @@ class Failures:
         """What was saved is so no more: told, and tried again, like a save that failed."""
         error = DamagedCheckpoint(f"{path}: damaged since it was saved")
         self._untold = (Pending(str(error)), error)
-        self.at_s = time.time()
+        # Storage that spoils all that it is given is not filled by one save a minute.
+        self.at_s = time.time() + AGAIN_S * (2 ** min(self._damages, 20) - 1)
+        self._damages += 1
         log.warning("%s; the state is saved again", error)
 
     def drop(self, order: Order, error: Exception) -> None:

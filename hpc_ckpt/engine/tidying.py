@@ -6,13 +6,12 @@ The rule of what to keep is tiers/retention.py's; nothing here can hurt the comm
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from ..errors import BrokenOff, CheckpointError, CorruptCheckpoint, Fenced, one_line
+from ..errors import BrokenOff, CorruptCheckpoint, Fenced, one_line
 from ..events import Event, EventLog
 from ..format.defects import DefectKind
 from ..format.manifest import CHUNK
@@ -100,9 +99,13 @@ class Tidier:
         for look in tuple(self._looks):
             look.pace.hurry()
 
+    def is_whole(self, tier: Tier, key: CheckpointKey) -> None:
+        """It was written there just now, perhaps in the place of a damaged one."""
+        for known in (self._broken, self._damaged):
+            known.setdefault(tier.name, set()).discard(key)
+
     def tidy(self, tier: Tier, committed: Committed) -> None:
-        for known in (self._broken, self._damaged):  # a whole copy has taken its place
-            known.setdefault(tier.name, set()).discard(committed.key)
+        self.is_whole(tier, committed.key)
         if not self._rounds.begin(tier.name):
             self._tell_that_it_hangs(tier)
             return
@@ -135,6 +138,7 @@ class Tidier:
                 guard=lambda: self._guard(tier),
                 known_broken=broken,
                 before=lambda surplus: self._before(tier, committed, surplus, broken),
+                after=lambda key: self._on_gone(tier, [key]),
             )
             if tier.name not in self._swept:
                 tier.sweep(self._lease.generation)
@@ -145,7 +149,6 @@ class Tidier:
             self._tell_that_all_stays(tier, error)
         else:
             self._untidy.pop(tier.name, None)
-            self._on_gone(tier, removed)
             for key in removed:
                 self._events.emit(Event.REMOVED, checkpoint=key.directory_name, tier=tier.name)
 
@@ -223,16 +226,12 @@ class Tidier:
         self._on_gone(tier, self._broken_in(tier))
 
     def distrust(self, tier: Tier, name: str) -> None:
-        """Damage that somebody else has found there, in one that may hold shards of others; told
-        once, though it may be found again and again."""
+        """Damage that somebody else has found there. Whether it is in a shard that others refer to
+        is not known: the scrubber finds it there."""
+        self._on_damaged(name)
         key = CheckpointKey.parse(name)
-        if key is None or key in self._damaged.get(tier.name, ()):
-            self._on_damaged(name)
-            return
-        self._distrust(tier, name)
-        self._on_gone(tier, [key])
-        with contextlib.suppress(CheckpointError, OSError):  # else after the next commit
-            self._on_gone(tier, self._broken_in(tier))
+        if key is not None:
+            self._on_gone(tier, [key])
 
     def _distrust(self, tier: Tier, holder: str) -> None:
         key = CheckpointKey.parse(holder)

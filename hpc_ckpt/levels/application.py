@@ -367,13 +367,13 @@ class Application:
     # ── the end ───────────────────────────────────────────────────────────────────────────
     def is_complete(self, work: Work, code: int) -> bool | None:
         """Code 0 of a program that was asked to end, or told when, says only that it did; but one
-        that is cut short by its own clock leaves something to go on from."""
+        that its own clock cuts ends near its limit, or leaves something to go on from."""
         tests = self._recipe.complete
         shown = [test for test in tests if not _is_code(test)]
         if any(self._evidence.complete(test, code, self._before) for test in shown):
             return True
         by_code = code == EXIT_COMPLETE and len(shown) < len(tests)
-        cut = self._limit.may_have_ended_it() and self._collector.may_have_left(self._there)
+        cut = self._limit.may_have_ended_it(self._collector.may_have_left(self._there))
         return None if by_code and not (self._asked_to_stop or cut) else False
 
     def _final_stamps(self) -> dict[str, Sequence[int]]:

@@ -140,7 +140,7 @@ class Criu:
     def first(self, work: Work) -> Start:
         self._scratch = work.scratch or self._own_scratch()
         self._namespace = _namespaces_work()
-        rollback.forget((work.kept or self._scratch) / _TAKEN_AWAY)
+        rollback.forget_all((work.kept or self._scratch) / _TAKEN_AWAY)
         self._step, self._used_s = 0, 0.0
         self._output = _free_name(work.kept or self._scratch)
         return self._start(work, ["--output", str(self._output), "--", *work.argv])
@@ -214,7 +214,9 @@ class Criu:
         if why is not None:
             raise SaveFailed(why)
         self._dump_log.unlink(missing_ok=True)
-        record = [sys.executable, "-I", "-m", openfiles.__name__, str(root), str(into)]
+        # Not copied in half of the time it refuses, and the program goes on.
+        until = (time.monotonic() + moment.until) / 2
+        record = [sys.executable, "-I", "-m", openfiles.__name__, str(root), str(into), str(until)]
         script = self._script("dump.sh", record=shlex.join(record))
         argv = self._criu.dump(root, into, self._dump_log, script, last=moment.last, tcp=self._tcp)
         if self._namespace:
@@ -270,7 +272,7 @@ class Criu:
             "tcp": self._tcp.value,
             "step": step,
             "criu": list(self._criu.version),
-            "left": rollback.left_by(tree[1:], into) if moment.last else {},
+            "left": rollback.left_by(tree[1:], into, moment.until) if moment.last else {},
         }
         return Saved(step=step, facts=facts)
 

@@ -131,7 +131,7 @@ class Dmtcp:
             attempt = self._begin(work, Window())
         except NoTool as error:
             raise StartFailed(str(error)) from error
-        rollback.forget(self._scratch_of(work, kept=True) / _TAKEN_AWAY)
+        rollback.forget_all(self._scratch_of(work, kept=True) / _TAKEN_AWAY)
         self._base = 0
         coordinator = attempt.coordinator
         argv = tool.launch(
@@ -241,7 +241,8 @@ class Dmtcp:
         own = (attempt.window.place, attempt.coordinator.temporary)
         place = into / _IMAGES
         files = WrittenFiles(program, place, into, own)
-        need = int(SPACE_FACTOR * sum(map(image_bytes, pids))) + files.size
+        files.room = int(SPACE_FACTOR * sum(map(image_bytes, pids)))
+        need = files.room + files.size
         self._check_space(into, need, len(pids))
         place.mkdir(parents=True, exist_ok=True)
         attempt.window.point(place)
@@ -278,7 +279,7 @@ class Dmtcp:
             "processor": processor_features(),
             "environment": self._fresh,
             "seconds": round(time.monotonic() - save.began, 3),
-            "left": rollback.left_by(tree, into) if moment.last else {},
+            "left": rollback.left_by(tree, into, moment.until) if moment.last else {},
         }
         return Saved(step=save.step, facts=facts)
 

@@ -18,8 +18,10 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from .. import processes
+from ..preflight import check_storage
 from . import openfiles
 from .base import SaveFailed
 from .footprint import living
@@ -48,6 +50,8 @@ class WrittenFiles:
         self._seen = False
         """Whether they were looked at, and copied, while the program stood still."""
         self._failed: SaveFailed | OSError | None = None
+        self.room = 0
+        """What the images need."""
         self._look()
 
     def _look(self) -> None:
@@ -60,9 +64,7 @@ class WrittenFiles:
     @property
     def size(self) -> int:
         """Of what is to be copied, about. What is too large is known while it stands still."""
-        found = self._in_place(self.before).values()
-        sizes = (one.size for one in found if not one.is_left_out)
-        return sum(size for size in sizes if size <= openfiles.COPY_MOST)
+        return _bytes_of(self._in_place(self.before).values())
 
     def watch(self, command: subprocess.Popen[bytes], until: float) -> None:
         """Until the images are begun, or are there, or will not come."""
@@ -109,12 +111,25 @@ class WrittenFiles:
         with _stopped(self._known, self._program, until) as still:
             if not still or self._is_being_made() is not True:
                 return
-            record = {"files": stored(self._in_place(self._now_standing()).values(), self._into)}
+            try:
+                record = {"files": self._stored((time.monotonic() + until) / 2)}
+            except BaseException:  # the room is the images', before any of them is written
+                self._forget()
+                raise
             if record["files"]:
                 (self._into / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
             self._seen = True
         for told in openfiles.warnings(record):
             log.warning("%s", told)
+
+    def _stored(self, until: float) -> list[dict[str, Any]]:
+        found = self._in_place(self._now_standing()).values()
+        more = _bytes_of(found)
+        if more > self.size:  # than there was room for when the checkpoint was asked for
+            problem = check_storage(self._into, self.room + more, len(found) + 1)
+            if problem is not None:
+                raise SaveFailed(f"its files could not be copied: {problem}")
+        return stored(found, self._into, until)
 
     def _is_being_made(self) -> bool | None:
         """None: no image is begun. False: one has its name, and its process may run again."""
@@ -147,6 +162,12 @@ class WrittenFiles:
     @staticmethod
     def _in_place(written: dict[str, Written]) -> dict[str, Written]:
         return {path: one for path, one in written.items() if one.in_place}
+
+
+def _bytes_of(found: Iterable[Written]) -> int:
+    """Of what is to be copied. One that is too large fails the save."""
+    sizes = (one.size for one in found if not one.is_left_out)
+    return sum(size for size in sizes if size <= openfiles.COPY_MOST)
 
 
 def _written_by(program: Program) -> dict[str, Written]:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import re
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +33,8 @@ larger one the save fails rather than that the result is wrong."""
 COPY_AT_END_MOST = 4 * 1024**3
 """Of one that is at its end, as most that are merely opened for reading too."""
 TOO_LARGE = "written in place, and too large to be copied"
+TOO_SLOW = "written in place, and not copied in the time that there was"
+BLOCK = 16 * 1024**2
 UNCOPIED = "too large to be copied: what the program changes before its end since stays changed"
 COMPANIONS = ("-journal", "-wal", "-shm")
 LOOK_AT = 1000
@@ -53,15 +57,16 @@ class Written(NamedTuple):
 
     @property
     def is_left_out(self) -> bool:
-        """Its size is enough, if it is no database."""
-        return self.at_end and self.size > COPY_AT_END_MOST
+        """Its size is enough, as it is no database."""
+        large = self.at_end and self.size > COPY_AT_END_MOST
+        return large and not is_database(Path(self.path))
 
 
 class TooLarge(OSError):
     """No trouble of the storage."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(0, f"{path}: {TOO_LARGE}")
+    def __init__(self, path: str, why: str = TOO_LARGE) -> None:
+        super().__init__(0, f"{path}: {why}")
 
 
 def written_by(pids: list[int]) -> dict[str, Written]:
@@ -137,32 +142,43 @@ def _names(place: Path) -> list[str]:
         return []
 
 
-def record(root: int, into: Path) -> None:
+def record(root: int, into: Path, until: float = math.inf) -> None:
     """Of a process tree that stands still."""
     found = {
-        "files": stored(written_by(tree_of(root)).values(), into),
+        "files": stored(written_by(tree_of(root)).values(), into, until),
         "last_pid": namespaces.last_pid(),
         "beside": _sizes(Path(f"/proc/{root}/cwd").readlink()),
     }
     (into / RECORD).write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
-def stored(written: Iterable[Written], into: Path) -> list[dict[str, Any]]:
-    """What a record says of these files; those that are written in place are copied. A companion
-    that is not in it came later, and goes before a restart."""
+def stored(written: Iterable[Written], into: Path, until: float = math.inf) -> list[dict[str, Any]]:
+    """What a record says of these files; those that are written in place are copied, `until` that
+    moment of the monotonic clock. A companion that is not in it came later, and goes before a
+    restart."""
     entries = []
     for number, one in enumerate(_with_companions(list(written))):
         entry: dict[str, Any] = {"path": one.path, "size": one.size, "copy": None}
-        if one.in_place and one.is_left_out and not is_database(Path(one.path)):
+        if one.in_place and one.is_left_out:
             entry["uncopied"] = True
         elif one.in_place and one.size > COPY_MOST:
             raise TooLarge(one.path)
         elif one.in_place:
             entry["copy"] = f"{COPIES}/{number}"
             (into / COPIES).mkdir(exist_ok=True)
-            shutil.copy2(one.path, into / COPIES / str(number))
+            _copy(Path(one.path), into / COPIES / str(number), until)
         entries.append(entry)
     return entries
+
+
+def _copy(source: Path, target: Path, until: float) -> None:
+    """Raises TooLarge: the program stands still meanwhile, and somebody may end it."""
+    with source.open("rb") as old, target.open("wb") as new:
+        while block := old.read(BLOCK):
+            if time.monotonic() >= until:
+                raise TooLarge(str(source), TOO_SLOW)
+            new.write(block)
+    shutil.copystat(source, target)
 
 
 def warnings(found: Mapping[str, Any]) -> list[str]:
@@ -203,6 +219,6 @@ def _sizes(place: Path) -> dict[str, int]:
 
 if __name__ == "__main__":
     try:
-        record(int(sys.argv[1]), Path(sys.argv[2]))
+        record(int(sys.argv[1]), Path(sys.argv[2]), *map(float, sys.argv[3:]))
     except OSError as error:
         sys.exit(f"hpc-ckpt: {error.filename or ''} {error.strerror}")

@@ -22,7 +22,7 @@ from typing import Any
 from .. import fsio
 from .base import NotHere, ResumeFailed
 from .footprint import living
-from .openfiles import RECORD, companions, is_database, is_not_the_programs
+from .openfiles import COPIES, RECORD, companions, is_database, is_not_the_programs
 from .restarts import put_back
 
 log = logging.getLogger("hpc_ckpt.steward")
@@ -33,6 +33,9 @@ GONE_ON_FROM = ".gone-on-from"
 BLOCK = 1024**2
 GONE_S = 5.0
 """For processes that were killed: what they are about to write comes first."""
+COMMIT_S = 5.0
+SYNC_RATE = 100e6
+"""Bytes a second that slow storage takes."""
 LOOK_EVERY_S = 0.01
 
 
@@ -160,10 +163,13 @@ def _is_same(restart: Path, entry: Mapping[str, Any]) -> bool:
 
 
 # ── what others have written ──────────────────────────────────────────────────────────────
-def left_by(pids: Sequence[int], saved: Path) -> dict[str, list[int]]:
+def left_by(pids: Sequence[int], saved: Path, end: float) -> dict[str, list[int]]:
     """The files that were copied at a last save, as the program has left them, whose processes
-    were killed: who finds another size or time has found somebody else's bytes."""
+    were killed: who finds another size or time has found somebody else's bytes. Nothing where
+    `end` is near: the save is not committed yet, and this is for a warning only."""
     until = time.monotonic() + GONE_S
+    if end < until + COMMIT_S + _bytes_in(saved / COPIES) / SYNC_RATE:
+        return {}
     while living(pids) and time.monotonic() < until:
         time.sleep(LOOK_EVERY_S)
     if not (saved / RECORD).exists():
@@ -173,6 +179,13 @@ def left_by(pids: Sequence[int], saved: Path) -> dict[str, list[int]]:
         marks = ((path, _mark(path, sync=True)) for path in paths)
         return {path: mark for path, mark in marks if mark is not None}
     return {}
+
+
+def _bytes_in(place: Path) -> int:
+    try:
+        return sum(path.stat().st_size for path in place.iterdir())
+    except OSError:
+        return 0
 
 
 def _mark(path: str, *, sync: bool = False) -> list[int] | None:
@@ -319,6 +332,13 @@ def forget(kept: Path) -> None:
         (kept / JOURNAL).unlink()
         fsio.sync_directory(kept)
     shutil.rmtree(kept, ignore_errors=True)
+
+
+def forget_all(kept: Path) -> None:
+    """A program begins: what is known of an earlier one's restarts is about others."""
+    forget(kept)
+    with contextlib.suppress(OSError):
+        _noted_beside(kept).unlink()
 
 
 def grown(found: Mapping[str, Any]) -> list[str]:

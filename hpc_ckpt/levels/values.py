@@ -28,6 +28,7 @@ _EXPANDED = re.compile(r"[$`]")
 EARLY = 0.5
 """Of the time that a program was told: one that ends before has not been stopped by it, however
 long a step or an epoch of it takes."""
+LATE = 0.9
 LEAST_S = 1.0
 """A program that is given no time at all may take that for no limit."""
 
@@ -153,9 +154,11 @@ class Limit:
         seconds = known.get("seconds_left") if edit.tells_the_time else None
         return cls() if seconds is None else cls(float(seconds), time.monotonic())
 
-    def may_have_ended_it(self) -> bool:
-        """Now that it has ended: its code 0 may say no more than that it heeds its limit."""
-        return self.seconds > 0 and time.monotonic() >= self.began + EARLY * self.seconds
+    def may_have_ended_it(self, has_left: bool = True) -> bool:
+        """Now that it has ended: its code 0 may say no more than that it heeds its limit. Near that
+        it ends; sooner only with something to go on from (`has_left`)."""
+        share = EARLY if has_left else LATE
+        return self.seconds > 0 and time.monotonic() >= self.began + share * self.seconds
 
 
 def times_left(work: Work, lead_s: float, share: float = 1.0) -> dict[str, str]:

@@ -264,7 +264,10 @@ class Boundary:
         if lasting is not None and lasting >= saved:
             self._parts.ending.decide(Result.SAVED, saved.step, reason)
         else:
-            why = f"step {saved.step} is only in a tier that goes with the job"
+            newest = self._parts.engine.newest
+            damaged = newest is None or newest < saved
+            where = "was damaged there" if damaged else "is only in a tier that goes with the job"
+            why = f"step {saved.step} {where}"
             self._decide_without_final_save(reason, why)
 
     def _lasting(self, reason: str) -> CheckpointKey | None:

@@ -124,12 +124,14 @@ def retain(
     guard: Callable[[], None],
     known_broken: Collection[CheckpointKey] = (),
     before: Callable[[Sequence[CheckpointKey]], Collection[CheckpointKey]] = lambda surplus: (),
+    after: Callable[[CheckpointKey], None] = lambda removed: None,
 ) -> list[CheckpointKey]:
     """Remove what is surplus and say what went; called only after a commit.
 
     `guard` is asked before each removal and raises when a newer generation has taken over;
-    `before` sees the whole list first, says which of them stay all the same, and may raise. If the
-    committed checkpoint is not in this tier, nothing is removed.
+    `before` sees the whole list first, says which of them stay all the same, and may raise;
+    `after` hears of each as it goes. If the committed checkpoint is not in this tier, nothing is
+    removed.
     """
     keys = tier.keys()
     if committed not in keys:
@@ -153,6 +155,7 @@ def retain(
             continue
         if tier.remove(key):
             removed.append(key)
+            after(key)
     return removed
 
 

@@ -375,6 +375,7 @@ LOSSES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:a checkpoint is damaged:RuntimeWarning")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_lost_holder_is_written_again(root: Path, tier: DirectoryTier, loss: str) -> None:
     """By the next save, which then holds for those after it."""

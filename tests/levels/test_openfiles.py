@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import mmap
 import os
 import shutil
@@ -437,7 +438,7 @@ def test_what_somebody_else_has_written_since_the_last_save_is_kept_and_told(
     with (place / "shared").open("r+"), (place / "own").open("r+") as own:
         restart = save(place)
         own.write("SAVED, and the rest")
-    left = rollback.left_by([], restart)
+    left = rollback.left_by([], restart, math.inf)
     assert {"shared", "own"} == {Path(path).name for path in left}
     (place / "shared").write_text("of another")
     resumed(place, restart, left).put_back()
@@ -463,7 +464,7 @@ def test_what_the_program_itself_has_written_after_its_last_save_is_nobody_elses
     with (place / "table").open("r+") as table:
         restart = save(place)
         table.write("newer")
-    resumed(place, restart, rollback.left_by([], restart)).forget()
+    resumed(place, restart, rollback.left_by([], restart, math.inf)).forget()
     assert "saved" == (place / "table").read_text()
     assert [] == [r for r in caplog.records if r.levelname == "WARNING"]
     assert [] == [p for p in place.glob("kept*") if p.is_dir()]
