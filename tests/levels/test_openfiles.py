@@ -10,6 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -18,7 +19,7 @@ import pytest
 
 from hpc_ckpt.levels import openfiles, rollback
 from hpc_ckpt.levels.base import NotHere, ResumeFailed
-from hpc_ckpt.levels.openfiles import record, written_by
+from hpc_ckpt.levels.openfiles import TooLarge, Written, record, written_by
 from hpc_ckpt.levels.rollback import roll_back
 
 
@@ -544,3 +545,39 @@ def test_only_what_came_after_the_save_is_taken_away(place: Path) -> None:
     later = dict.fromkeys(("table-old", "log-journal", "notes-journal"), "later")
     assert {"table-journal": "saved", **later} == found
     assert (f"{head}saved", "saved") == tuple((place / n).read_text() for n in ("table", "notes"))
+
+
+def test_what_is_known_of_an_earlier_program_is_forgotten(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next command of a chain counts its steps from 0 again."""
+    (place / "table").write_text("saved")
+    with (place / "table").open("r+"):
+        restart = save(place)
+    left = rollback.left_by([], restart, math.inf)
+    resumed(place, restart, left).forget()
+    rollback.forget_all(place / "kept")
+    (place / "table").write_text("of another")
+    resumed(place, restart, left).forget()
+    (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "SOMEBODY ELSE" in told
+
+
+def test_a_save_that_must_be_committed_now_is_not_held_up_for_a_warning(place: Path) -> None:
+    (place / "table").write_text("saved")
+    with (place / "table").open("r+"):
+        restart = save(place)
+    assert rollback.left_by([], restart, time.monotonic() + 60)
+    assert {} == rollback.left_by([], restart, time.monotonic() + rollback.GONE_S)
+
+
+def test_copies_end_when_the_time_is_over(place: Path) -> None:
+    """The program stands still meanwhile; who ends it does not wait for them."""
+    path, into = place / "table", place / "copied"
+    path.write_bytes(bytes(2 * openfiles.BLOCK))
+    into.mkdir()
+    written = [Written(str(path), 2 * openfiles.BLOCK, in_place=True)]
+    with pytest.raises(TooLarge, match="not copied in the time"):
+        openfiles.stored(written, into, time.monotonic())
+    assert openfiles.stored(written, into)[0]["copy"]
+    assert path.read_bytes() == (into / openfiles.COPIES / "0").read_bytes()

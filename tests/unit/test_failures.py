@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from hpc_ckpt.engine.failures import Failures
+from hpc_ckpt.engine.failures import AGAIN_S, Failures
 from hpc_ckpt.engine.persist import Pending
 from hpc_ckpt.engine.times import SaveTimes
 from hpc_ckpt.events import EventLog
@@ -23,3 +24,14 @@ def test_an_error_that_is_its_own_cause_is_no_endless_walk(tmp_path: Path) -> No
     except MemoryError as error:
         failures.add(Pending("asked"), error, save_s=None)
         assert error is failures.take()
+
+
+def test_storage_that_spoils_everything_is_not_filled_by_saves_again(tmp_path: Path) -> None:
+    """The first comes soon, each further one after twice as long."""
+    failures = Failures(EventLog(tmp_path / "events.jsonl"), SaveTimes(), lambda error: None)
+    began, waits = time.time(), []
+    for _ in range(4):
+        failures.damaged(tmp_path)
+        assert failures.at_s is not None
+        waits.append(round((failures.at_s - began) / AGAIN_S))
+    assert [0, 1, 3, 7] == waits

@@ -197,6 +197,44 @@ def test_a_new_one_that_is_damaged_does_not_make_its_holder_so(
     assert sound(tier)[10]
 
 
+def test_damage_that_somebody_else_found_is_of_that_one_alone(
+    rundir: RunDir, tier: DirectoryTier
+) -> None:
+    """Which of its shards it is nobody has said: what refers to another one is sound."""
+    gone: list[tuple[str, list[CheckpointKey]]] = []
+    log = EventLog(rundir.events_file(1, "node"))
+    one = Tidier(
+        Keep(last=9), taken(rundir), log, on_fenced=fail,
+        on_gone=lambda where, keys: gone.append((where.name, list(keys))),
+    )  # fmt: skip
+    save(tier, 10)
+    committed = save(tier, 20, holder=10)
+    one.distrust(tier, CheckpointKey(1, 10).directory_name)
+    one.tidy(tier, committed)
+    assert [CheckpointKey(1, 10)] == [key for _, keys in gone for key in keys]
+    assert {10: True, 20: True} == sound(tier)
+
+
+def test_each_that_goes_is_told_also_where_the_next_one_cannot(
+    rundir: RunDir, tier: DirectoryTier
+) -> None:
+    """What is not there any more is nobody's newest."""
+    gone: list[int] = []
+    log = EventLog(rundir.events_file(1, "node"))
+    one = Tidier(
+        Keep(last=1), taken(rundir), log, on_fenced=fail,
+        guard=lambda _: None if len(gone) < 1 else fail(Fenced(1, 2)),
+        on_gone=lambda where, keys: gone.extend(key.step for key in keys),
+    )  # fmt: skip
+    for step in (10, 20):
+        save(tier, step)
+    committed = save(tier, 30)
+    with pytest.raises(Fenced):
+        one.tidy(tier, committed)
+    assert [10] == gone
+    assert {20, 30} == set(sound(tier))
+
+
 def test_a_file_that_somebody_put_into_a_checkpoint_is_no_damage(
     rundir: RunDir, tier: DirectoryTier
 ) -> None:
