@@ -758,6 +758,7 @@ def test_a_run_that_cannot_be_saved_at_all_is_refused_at_once(tmp_path: Path) ->
     assert "choose another directory" in said["warnings"][-1]
 
 
+@pytest.mark.filterwarnings("ignore:a checkpoint is damaged:RuntimeWarning")
 def test_the_only_other_copy_goes_only_after_the_new_one_was_read(
     rundir: RunDir, tier: FaultyTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -772,6 +773,7 @@ def test_the_only_other_copy_goes_only_after_the_new_one_was_read(
         ckpt.step()
     assert [1, 2, 3] == [key.step for key in rundir.committed()]
     assert recorded(rundir, Event.RETENTION_FAILED)
+    assert recorded(rundir, Event.DAMAGED)
 
 
 def test_whoever_waits_for_a_save_does_not_wait_for_a_calm_look_at_the_last_one(
