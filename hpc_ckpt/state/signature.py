@@ -22,6 +22,8 @@ class Signature:
         tensors = enumerate(self._only_tensors(values))
         self._complex = [n for n, tensor in tensors if tensor.dtype.is_complex]
         self._known, _ = self._look(values)
+        self._held: list[int] = []
+        """Addresses that were seen to have their memory: a storage that is resized moves."""
         self._spans = [_span(tensor) for tensor in self._only_tensors(values)]
 
     def _only_tensors(self, values: list[Value]) -> list[Any]:
@@ -32,7 +34,13 @@ class Signature:
             found, addresses = self._look(values)
         except (RuntimeError, NotImplementedError):  # sparse and the like have no strides
             return None
-        return addresses if found == self._known and self._has_memory(values) else None
+        if found != self._known:
+            return None
+        if addresses != self._held:
+            if not self._has_memory(values):
+                return None
+            self._held = addresses
+        return addresses
 
     def _has_memory(self, values: list[Value]) -> bool:
         """Whether each lies within its storage, which may have been freed or made smaller: a copy
