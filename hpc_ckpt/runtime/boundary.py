@@ -10,56 +10,24 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from ..engine.destination import Wish
-from ..engine.engine import Engine
 from ..engine.orders import About
 from ..engine.persist import Pending
-from ..errors import DamagedCheckpoint, Fenced, HpcCkptError, UnsupportedState, one_line
+from ..errors import Fenced, HpcCkptError, UnsupportedState, one_line
 from ..events import Event
 from ..policy.base import Progress
 from ..rundir import CheckpointKey, Result
-from ..triggers import Surroundings, Triggers
-from .ending import Ending
+from ..triggers import Surroundings
 from .heartbeat import Heartbeat
-from .lookout import LOOK_EVERY_S, Lookout
-from .meter import Meter, Metrics
-from .room import Room
-from .session import Session
+from .lookout import LOOK_EVERY_S
+from .parts import Parts, Place
+from .telling import tell_failures
 from .waiting import SHORTEST_WAIT_S, Waiting, committed_in_time, result_of
 
 log = logging.getLogger("hpc_ckpt")
 
 LONGEST_FINAL_SAVE_S = 600.0
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the program stands."""
-
-    step: int
-    epoch: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a boundary works with."""
-
-    session: Session
-    engine: Engine
-    lookout: Lookout
-    triggers: Triggers
-    meter: Meter
-    metrics: Metrics
-    ending: Ending
-    room: Room
-    capture: Callable[[Place], object]
-    """The state to save, by reference."""
-    frozen: Callable[[], Collection[int]]
-    """Addresses of memory that no optimizer changes."""
-    strict: bool
 
 
 class Boundary:
@@ -78,7 +46,7 @@ class Boundary:
     def reached(self, place: Place, *, may_save: bool) -> None:
         """Once per step(); raises LinkEnded when the link must end here."""
         engine = self._parts.engine
-        self.tell_failures()
+        tell_failures(self._parts)
         if engine.fenced is not None:
             self._end_fenced(engine.fenced)
             return
@@ -141,29 +109,6 @@ class Boundary:
             slowest_step_s=self._parts.meter.slowest_step_s,
             save_s=self._parts.engine.save_s(),
             failed_s=self._parts.engine.failed_at_s,
-        )
-
-    def tell_failures(self) -> None:
-        """A background error becomes a warning, or with strict=True the caller's error."""
-        for problem in self._parts.room.take_problems(fresh=self._parts.engine.newest is None):
-            warnings.warn(
-                f"the next checkpoint may not fit: {problem}", RuntimeWarning, stacklevel=4
-            )
-        stuck = self._parts.engine.take_stuck()
-        if stuck is not None:
-            warnings.warn(stuck, RuntimeWarning, stacklevel=4)
-        error = self._parts.engine.take_failure()
-        if error is None:
-            return
-        if self._parts.strict:
-            raise error
-        damaged = isinstance(error, DamagedCheckpoint)
-        what = "is damaged" if damaged else "could not be saved"
-        warnings.warn(
-            f"a checkpoint {what}; training goes on and the next save tries again: "
-            f"{one_line(error)}",
-            RuntimeWarning,
-            stacklevel=4,
         )
 
     def heartbeat(self, place: Place) -> None:

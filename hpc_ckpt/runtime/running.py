@@ -33,10 +33,11 @@ from ..state.data import DataState
 from ..state.registry import Registry
 from ..triggers import Triggers
 from . import earlier
-from .boundary import Boundary, Parts, Place
+from .boundary import Boundary
 from .ending import Ending
 from .lookout import Lookout
 from .meter import Meter, Metrics
+from .parts import Parts, Place
 from .room import Room
 from .session import Session, known_save_s
 from .signals import SignalWatch
