@@ -14,7 +14,7 @@ import warnings
 from ..engine.destination import Wish
 from ..engine.orders import About
 from ..engine.persist import Pending
-from ..errors import Fenced, HpcCkptError, UnsupportedState, one_line
+from ..errors import Fenced, HpcCkptError, one_line
 from ..events import Event
 from ..policy.base import Progress
 from ..rundir import CheckpointKey, Result
@@ -149,9 +149,10 @@ class Boundary:
         )
         try:
             return parts.engine.save(lambda: parts.capture(place), about, requested, wish)
-        except UnsupportedState as error:
-            if requested is not None:
-                requested.fail(error)
+        except BaseException as error:  # also Ctrl-C while the state is copied; raised again
+            if requested is not None and not requested.done():
+                told = error if isinstance(error, Exception) else HpcCkptError("not saved: stopped")
+                requested.fail(told)
             raise
 
     def _seconds_left(self) -> float | None:

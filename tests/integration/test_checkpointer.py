@@ -970,3 +970,27 @@ def test_a_tuple_is_described_as_a_list(tmp_path: Path) -> None:
             ckpt.describe(best=float("inf"))
         ckpt.step()
     assert {"betas": [0.9, 0.999]} == load(latest(tmp_path))["about"]["described"]
+
+
+def test_a_save_that_an_interrupt_ended_leaves_nobody_waiting(root: Path) -> None:
+    """Ctrl-C while the state is captured: whoever waits for the save hears of it."""
+
+    class Part:
+        armed = False
+
+        def state_dict(self) -> dict[str, Any]:
+            if self.armed:
+                raise KeyboardInterrupt
+            return {"x": torch.zeros(3)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    part = Part()
+    with pytest.raises(KeyboardInterrupt), Checkpointer(root, part=part) as ckpt:
+        for _ in ckpt.steps(2):
+            pending = ckpt.save("asked inside")
+            part.armed = ckpt.global_step == 1
+            ckpt.step()
+    with pytest.raises(HpcCkptError, match="not saved"):
+        pending.wait(0)
