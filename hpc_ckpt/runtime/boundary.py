@@ -23,7 +23,14 @@ from .heartbeat import Heartbeat
 from .lookout import LOOK_EVERY_S
 from .parts import Parts, Place
 from .telling import tell_failures
-from .waiting import SHORTEST_WAIT_S, Waiting, committed_in_time, result_of
+from .waiting import (
+    SHORTEST_WAIT_S,
+    Waiting,
+    committed_in_time,
+    look_s,
+    result_of,
+    spare_s,
+)
 
 log = logging.getLogger("hpc_ckpt")
 
@@ -180,20 +187,27 @@ class Boundary:
         try:
             parts.engine.settle(self._time_left())
             if parts.engine.fenced is None:
-                wish = Wish(urgent=True, within_s=self._seconds_left(), last=True)
-                final = self.save(place, reason, wish)
-                self._decide(final, reason)
+                self._decide(self._save_last(place, reason), place, reason)
             else:
                 parts.ending.latch(_fenced(parts.engine.fenced))
         finally:
             self._ending_now = False
         parts.ending.raise_here()
 
-    def _decide(self, final: Pending, reason: str) -> None:
+    def _save_last(self, place: Place, reason: str) -> Pending:
+        return self.save(place, reason, Wish(urgent=True, within_s=self._seconds_left(), last=True))
+
+    def _decide(self, final: Pending, place: Place, reason: str) -> None:
         """Whatever became of the final save, the link is over."""
-        ending = self._parts.ending
+        ending, engine = self._parts.ending, self._parts.engine
         try:
             saved = committed_in_time(final, self.surroundings, LONGEST_FINAL_SAVE_S)
+            self._wait_for_look(reason)
+            if not _reaches(engine.newest, saved.key) and self._spare_s() > 0:
+                engine.settle(self._time_left())
+                final = self._save_last(place, reason)
+                saved = committed_in_time(final, self.surroundings, LONGEST_FINAL_SAVE_S)
+                self._wait_for_look(reason)
         except Fenced as error:
             ending.latch(_fenced(error))
             return
@@ -206,15 +220,27 @@ class Boundary:
 
     def _decide_by(self, saved: CheckpointKey, reason: str) -> None:
         """What would go with the job does not count before it is drained."""
-        lasting = self._lasting(reason)
-        if lasting is not None and lasting >= saved:
+        if _reaches(self._lasting(reason), saved):
             self._parts.ending.decide(Result.SAVED, saved.step, reason)
         else:
-            newest = self._parts.engine.newest
-            damaged = newest is None or newest < saved
-            where = "was damaged there" if damaged else "is only in a tier that goes with the job"
-            why = f"step {saved.step} {where}"
-            self._decide_without_final_save(reason, why)
+            there = _reaches(self._parts.engine.newest, saved)
+            what = "is only in a tier that goes with the job" if there else "was damaged since"
+            self._decide_without_final_save(reason, f"step {saved.step} {what}")
+
+    def _wait_for_look(self, reason: str) -> None:
+        """What follows a commit may read it back; damage that it finds is better known now.
+
+        The link may be killed meanwhile: what the next one can find is said first.
+        """
+        engine, patience_s = self._parts.engine, look_s(self._parts.triggers, self.surroundings())
+        if not engine.busy or patience_s <= 0:
+            return
+        if engine.lasting is not None:
+            self._parts.ending.rescue(engine.lasting.step, reason)
+        engine.wait(patience_s)
+
+    def _spare_s(self) -> float:
+        return spare_s(self._parts.triggers, self.surroundings())
 
     def _lasting(self, reason: str) -> CheckpointKey | None:
         """The newest checkpoint that the next link can find, once the drain had its time.
@@ -251,12 +277,13 @@ class Boundary:
         parts.ending.latch(reason)
         parts.ending.raise_here()
 
-    def complete(self, place: Place, *, stepped: bool) -> None:
+    def complete(self, place: Place, *, stepped: bool, again: bool = True) -> None:
         """The last checkpoint and DONE; raises what keeps them from being written.
 
         A run directory that takes no save does not cost the work of the link: it ends as saved
         where another tier keeps that for the next one, which then completes it. Without a step
-        made (`stepped`) there is nothing to lose: then it is waited for.
+        made (`stepped`) there is nothing to lose: then it is waited for. One that is found damaged
+        is saved `again`: DONE would stand beside nothing that is whole.
         """
         self._parts.engine.settle(self._seconds_left())
         if self._parts.engine.fenced is not None:
@@ -279,8 +306,14 @@ class Boundary:
             saved, why = None, one_line(error)
         if saved is None:
             self._end_incomplete(place, why)
-        else:
+            return
+        self._wait_for_look("the work is done")
+        if _reaches(self._parts.engine.lasting, saved.key):
             self._parts.ending.complete(saved.key.step)
+        elif again and self._spare_s() > 0:
+            self.complete(place, stepped=stepped, again=False)
+        else:
+            self._end_incomplete(place, "what was saved was damaged since")
 
     def _end_incomplete(self, place: Place, why: str) -> None:
         reason = f"the work is done, but the run directory does not take it: {why}"
@@ -359,6 +392,10 @@ class Boundary:
         if parts.ending.rescue(newest.step, reason):
             log.warning("%s: the newest checkpoint is of step %d", reason, newest.step)
             parts.session.events.emit(Event.WATCHDOG, flush=False, step=newest.step, reason=reason)
+
+
+def _reaches(known: CheckpointKey | None, saved: CheckpointKey) -> bool:
+    return known is not None and known >= saved
 
 
 def _fenced(error: Fenced) -> str:

@@ -6,6 +6,7 @@ Looks at clock and engine; what follows from giving up is decided by whoever wai
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,22 @@ def committed_in_time(
         if past and waited_s >= (SHORTEST_WAIT_S if known else longest_s):
             raise TimeoutError(f"the save is not committed after {waited_s:.1f} s")
     return final.committed()
+
+
+def spare_s(triggers: Triggers, around: Surroundings) -> float:
+    """What is left beside the time of one more save."""
+    last_word = triggers.last_word_at(around)
+    return math.inf if last_word is None else last_word - around.now_s - _needed_s(around)
+
+
+def look_s(triggers: Triggers, around: Surroundings) -> float:
+    """So long a last save may be read back: what takes longer would cost another its time, and
+    somebody who has told us to stop may kill us."""
+    return min(_needed_s(around) + TOLD_S, spare_s(triggers, around))
+
+
+def _needed_s(around: Surroundings) -> float:
+    return SAVE_FACTOR * (around.save_s or 0.0)
 
 
 @dataclass(frozen=True)

@@ -762,9 +762,15 @@ def test_a_run_that_cannot_be_saved_at_all_is_refused_at_once(tmp_path: Path) ->
 def test_the_only_other_copy_goes_only_after_the_new_one_was_read(
     rundir: RunDir, tier: FaultyTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With keep=1 a commit that cannot be read back leaves the one before in place."""
+    """With keep=1 a commit that cannot be read back leaves the one before in place.
+
+    The work is not called done by such a disk: the next link goes on from what is whole.
+    """
     broken = Defect(DefectKind.CHUNK_DIGEST, "rank-00000.safetensors", "as if by a bad disk")
-    with Checkpointer(rundir.root, keep=1, value=torch.zeros(3)) as ckpt:
+    with (
+        pytest.raises(LinkEnded, match="the work is done, but"),
+        Checkpointer(rundir.root, keep=1, value=torch.zeros(3)) as ckpt,
+    ):
         ckpt.step()
         ckpt.save(wait=True)
         monkeypatch.setattr(tier, "verify", lambda _key, _stop: [broken])
@@ -774,6 +780,7 @@ def test_the_only_other_copy_goes_only_after_the_new_one_was_read(
     assert [1, 2, 3] == [key.step for key in rundir.committed()]
     assert recorded(rundir, Event.RETENTION_FAILED)
     assert recorded(rundir, Event.DAMAGED)
+    assert rundir.done() is None
 
 
 def test_whoever_waits_for_a_save_does_not_wait_for_a_calm_look_at_the_last_one(
