@@ -29,6 +29,7 @@ from .persist import Pending, persist
 from .published import Guard, Published
 from .restore import Origin
 from .snapshot import SLOTS, Camera
+from .standing import Standing
 from .steady import Steady
 from .tidying import Tidier
 from .times import SaveTimes
@@ -67,7 +68,7 @@ class Engine:
             on_fenced=self._overtaken,
             guard=guard.for_removal,
             on_damaged=self._distrust,
-            on_gone=self._published.gone,
+            on_gone=self._gone,
             pace=self._pacing.calm,
             origin=origin,
         )
@@ -81,6 +82,7 @@ class Engine:
             damaged=self._tidier.distrust,
             pace=lambda: Pace(BACKGROUND_RATE),
         )
+        self._standing = Standing(self._published, self._tidier, self._drainer, publisher.stack)
         self.destination = Destination(publisher.stack, self._under_way, self._drainer)
         self._steady = Steady()
         if origin is not None:
@@ -94,7 +96,7 @@ class Engine:
         self.fenced: Fenced | None = None
 
     def _go_on_from(self, origin: Origin) -> None:
-        self._stands(origin.tier, origin.key)
+        self._standing.stands(origin.tier, origin.key)
         if origin.tier is self._publisher.stack.first:
             # What these refer to was read there; in another tier nobody has looked at it.
             self._steady = Steady(origin.set_apart, origin.shards)
@@ -317,7 +319,7 @@ class Engine:
         if not order.given_up:
             self._steady.learn(order.snapshot, order.about.step)
         self._end(order)
-        self._stands(order.tier, committed.key)
+        self._standing.stands(order.tier, committed.key)
         self._drainer.order(committed.key, order.tier)
         self._tell(order, committed)
         self._tidier.tidy(order.tier, committed)
@@ -394,22 +396,14 @@ class Engine:
         order.pending.succeed(committed)
 
     def _stands(self, tier: Tier, key: CheckpointKey) -> None:
-        self._tidier.is_whole(tier, key)
-        self._published.stands(key, tier.name, lasts=self._publisher.stack.outlives_job(tier))
+        self._standing.stands(tier, key)
+
+    def _gone(self, tier: Tier, keys: Collection[CheckpointKey]) -> None:
+        self._standing.gone(tier, keys)
 
     def bring_home(self, timeout: float) -> None:
-        """Before the link says what it has saved: what would go with the job is drained.
-
-        Nothing else is waited for: neither older ones nor other tiers, which may hang.
-        """
-
-        def is_home() -> bool:
-            newest, lasting = self.newest, self.lasting  # which damage takes away
-            return newest is None or (lasting is not None and newest <= lasting)
-
-        if not is_home():
-            self._drainer.hurry()
-            self._drainer.insist(timeout, enough=is_home)
+        """Before the link says what it has saved: what would go with the job is drained."""
+        self._standing.bring_home(timeout)
 
     def _distrust(self, holder: str) -> None:
         """A shard that others refer to is damaged: the next save writes its bytes again."""

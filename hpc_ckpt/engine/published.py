@@ -120,6 +120,11 @@ class Published:
         lasting = (key for key, places in self._places.items() if any(places.values()))
         self.lasting = max(lasting, default=None)
 
+    def places(self, key: CheckpointKey) -> Collection[str]:
+        """Names of the tiers in which it stands."""
+        with self._lock:
+            return tuple(self._places.get(key, ()))
+
     def of(self, key: CheckpointKey) -> Manifest | None:
         """What there is of the same step, perhaps in another tier."""
         last = self._last

@@ -30,11 +30,13 @@ def drain(
     guard: Callable[[], None],
     pace: Callable[[int], None] | None = None,
     settled: set[CheckpointKey] | None = None,
+    arrived: Callable[[CheckpointKey], None] = lambda holder: None,
 ) -> Committed:
     """Copy one checkpoint, after the older ones that hold shards of it.
 
     What is there already, whole and with the same state, is left alone; `settled` are those that
-    need not be read again to know it, and grows. `pace` is called with the bytes just copied,
+    need not be read again to know it, and grows; `arrived` hears of each holder that was not among
+    them, and is whole now. `pace` is called with the bytes just copied,
     and may sleep. Raises CorruptCheckpoint if the source is damaged, NoCheckpoint if it has
     gone, and every OSError of the target as it is.
     """
@@ -44,7 +46,10 @@ def drain(
     committed = _present(target, manifest, trusted=key in settled)
     if committed is None:
         for holder in sorted(manifest.holders):  # older ones: this comes to an end
-            drain(source, target, holder, guard, pace, settled)
+            known = holder in settled
+            drain(source, target, holder, guard, pace, settled, arrived)
+            if not known:
+                arrived(holder)
         committed = _copy(directory, target, data, manifest, guard, pace)
     settled.add(key)
     return committed

@@ -124,8 +124,8 @@ class Drainer:
     def _closed_ways(self) -> set[tuple[str, str]]:
         return {turn.way for turn in tuple(self._hung) if not turn.arrived}
 
-    def settled(self, tier: Tier) -> Collection[CheckpointKey]:
-        """What it is known to have brought there."""
+    def settled(self, tier: Tier) -> set[CheckpointKey]:
+        """What it is known to have brought there; whoever finds one damaged takes it out."""
         return self._settled[tier.name]
 
     def hold(self, saves_into: Tier) -> None:
@@ -395,9 +395,9 @@ class Drainer:
 
     def _drain(self, order: Order, target: Tier, turn: Turn) -> None:
         turn.begin()
-        settled = self._settled[target.name]
+        settled, told = self._settled[target.name], partial(self._tell_arrived, target)
         guard = partial(self._guard, target)
-        committed = drain(order.source, target, order.key, guard, turn.took, settled)
+        committed = drain(order.source, target, order.key, guard, turn.took, settled, told)
         seconds = turn.seconds
         turn.arrived = True
         self._is_in(target, order.key)

@@ -559,6 +559,22 @@ def test_a_holder_is_read_once_and_not_at_every_drain(source: FaultyTier, tmp_pa
     assert [[], [], []] == [target.verify(key) for key in (KEY, second, third)]
 
 
+def test_a_holder_that_was_damaged_there_is_mended_and_told(
+    source: FaultyTier, target: DirectoryTier
+) -> None:
+    """Whoever knows of the damage would go on distrusting all that refer to it."""
+    told: list[CheckpointKey] = []
+    make_checkpoint(source, KEY, LEAVES)
+    second = make_dependent(source, CheckpointKey(1, 20), KEY).key
+    drain(source, target, second, free)
+    damage(target, KEY, shard_of(target, KEY))
+    settled: set[CheckpointKey] = set()
+    for _ in range(2):
+        drain(source, target, second, free, None, settled, told.append)
+    assert ([KEY], {KEY, second}) == (told, settled)
+    assert [] == target.verify(second)
+
+
 def test_a_damaged_holder_keeps_its_dependent_from_arriving(
     source: FaultyTier, target: DirectoryTier
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_bad_days import damaged_once_durable, flip, valid
+from test_bad_days import HalfFrozen, damaged_once_durable, flip, told_of_damage, valid
 from test_tiers import recorded
 
 from hpc_ckpt import Checkpointer, LinkEnded, fsio
@@ -24,6 +24,7 @@ from hpc_ckpt.rundir import Outcome, Result, RunDir
 from hpc_ckpt.runtime import boundary
 from hpc_ckpt.runtime.waiting import look_s, spare_s
 from hpc_ckpt.tiers.directory import DirectoryTier
+from hpc_ckpt.tiers.wishes import Survives
 from hpc_ckpt.triggers import Surroundings, Triggers
 
 FOURTH = "step-000000004-g00000001"
@@ -152,3 +153,46 @@ def test_the_look_at_a_last_save_is_over_in_time_for_another() -> None:
         assert look_s(triggers, now) <= spare_s(triggers, now)
     assert look_s(triggers, around(10.0)) < 0
     assert 20.0 <= look_s(triggers, around(None)) < 60.0
+
+
+# ── two tiers ─────────────────────────────────────────────────────────────────────────────
+def settings(fast: Path) -> dict[str, Any]:
+    storage = {"local": {"path": str(fast), "survives": Survives.PROCESS.value}}
+    return {"storage": storage, "tiers": ["local", "root"]}
+
+
+@told_of_damage
+@pytest.mark.parametrize(
+    ("model", "file"),
+    [
+        (torch.nn.Linear(60, 60), "step-000000003-*/rank-00000.safetensors"),
+        (HalfFrozen(), "*/rank-00000.1.safetensors"),
+    ],
+)
+def test_what_is_damaged_in_the_home_is_brought_there_again(
+    rundir: RunDir, fast: Path, model: torch.nn.Module, file: str
+) -> None:
+    """With what it refers to: another tier has all of it, and would go with the job."""
+    third = "step-000000003-g00000001"
+    with (
+        damaged_once_durable(rundir.root, third, file),
+        pytest.raises(LinkEnded),
+        Checkpointer(
+            rundir.root, settings=settings(fast), policy="every 1 steps", keep=1, model=model
+        ) as ckpt,
+    ):
+        engine = ckpt._entered().engine
+        for _ in range(3):
+            ckpt.step()
+            assert engine.wait(20)
+            engine._drainer.wait(20)
+        assert engine.newest != engine.lasting, "the damage is known"
+        engine.bring_home(20)
+        engine._drainer.wait(20)
+        assert engine.newest == engine.lasting, "also after retention there"
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not ckpt.poll():
+            time.sleep(0.01)
+    outcome = outcome_of(rundir)
+    assert (Result.SAVED, 3) == (outcome.outcome, outcome.step)
+    assert valid(rundir.root)[third]
