@@ -45,6 +45,8 @@ class Boundary:
         self._requested: Pending | None = None
         self._skipping = False
         self._ending_now = False
+        self._stays_away: CheckpointKey | None = None
+        """It did not come home in time for poll()."""
         self._heartbeat = Heartbeat(parts.session, parts.meter, parts.metrics)
         self._metrics_after = -1
         """Metrics given up to this step belong to an earlier checkpoint."""
@@ -255,19 +257,29 @@ class Boundary:
         return engine.lasting
 
     def end_if_saved(self, place: Place, reason: str) -> bool:
-        """End without a save where the newest checkpoint is of this very step."""
+        """End without a save where the newest checkpoint is of this very step, and the next link
+        can find it; otherwise step() saves, while there is time for that."""
         parts = self._parts
         if parts.engine.snapshot_step == place.step:
             parts.engine.settle(self._seconds_left())
         newest = parts.engine.newest
         if newest is None or newest.step != place.step or parts.engine.fenced is not None:
             return False
-        self.end_with_newest(reason)
+        if self._stays_away == newest:  # a home that hangs is not waited for by each poll()
+            return False
+        if not _reaches(self._lasting(reason), newest) and self._spare_s() > 0:
+            self._stays_away = newest
+            return False
+        self._end_with_lasting(reason)
         return True
 
     def end_with_newest(self, reason: str) -> None:
         """End where the state now is not that of a boundary: the newest checkpoint stands."""
-        parts, newest = self._parts, self._lasting(reason)
+        self._lasting(reason)
+        self._end_with_lasting(reason)
+
+    def _end_with_lasting(self, reason: str) -> None:
+        parts, newest = self._parts, self._parts.engine.lasting
         step = None if newest is None else newest.step
         parts.session.events.emit(Event.STOPPING, flush=False, step=step, reason=reason)
         if newest is None:

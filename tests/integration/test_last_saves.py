@@ -236,6 +236,65 @@ def test_with_nothing_that_outlives_the_job_the_link_has_failed(
     assert (Result.FAILED, None) == (outcome.outcome, outcome.step)
 
 
+def saved_here_alone(
+    rundir: RunDir, settings: Any, full_home: Callable[[], None], *, then: Callable[[], object]
+) -> Outcome:
+    """Of a link that is told to stop where its newest checkpoint would go with the job."""
+    with pytest.raises(LinkEnded), Checkpointer(rundir.root, settings=settings) as ckpt:
+        ckpt.step()
+        settle(ckpt.save())
+        while not recorded(rundir, Event.DRAINED):
+            time.sleep(0.01)
+        full_home()
+        ckpt.step()
+        settle(ckpt.save())
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not ckpt.poll():
+            time.sleep(0.01)
+        assert ckpt.poll()
+        then()
+        ckpt.step()
+    outcome = rundir.outcome(1)
+    assert outcome is not None
+    return outcome
+
+
+@pytest.mark.usefixtures("to_the_first")
+def test_poll_ends_no_link_on_what_does_not_come_home(
+    rundir: RunDir,
+    local: dict[str, Any],
+    full_home: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The state is in memory, and the next step() saves it. It is waited for once."""
+    real, waited = Engine.bring_home, []
+
+    def bring_home(self: Engine, timeout: float) -> None:
+        waited.append(timeout)
+        real(self, timeout)
+
+    def home_again() -> None:
+        assert 1 == len(waited)
+        monkeypatch.undo()
+
+    monkeypatch.setattr(Engine, "bring_home", bring_home)
+    outcome = saved_here_alone(rundir, local, full_home, then=home_again)
+    assert (Result.SAVED, 3) == (outcome.outcome, outcome.step)
+
+
+@pytest.mark.usefixtures("to_the_first")
+def test_poll_ends_a_link_that_has_no_time_for_another_save(
+    rundir: RunDir,
+    local: dict[str, Any],
+    full_home: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would have nothing to say when it is killed."""
+    monkeypatch.setattr(boundary, "spare_s", lambda *_: 0.0)
+    outcome = saved_here_alone(rundir, local, full_home, then=lambda: pytest.fail("it went on"))
+    assert (Result.SAVED, 1) == (outcome.outcome, outcome.step)
+
+
 def test_the_deadline_leaves_time_for_the_run_directory(
     rundir: RunDir, local: dict[str, Any]
 ) -> None:
