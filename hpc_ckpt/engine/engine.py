@@ -69,6 +69,7 @@ class Engine:
             guard=guard.for_removal,
             on_damaged=self._distrust,
             on_gone=self._gone,
+            on_sound=self._failures.sound,
             pace=self._pacing.calm,
             origin=origin,
         )

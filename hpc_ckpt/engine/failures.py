@@ -63,11 +63,19 @@ class Failures:
     def damaged(self, path: Path) -> None:
         """What was saved is so no more: told, and tried again, like a save that failed."""
         error = DamagedCheckpoint(f"{path}: damaged since it was saved")
-        self._untold = (Pending(str(error)), error)
         # Storage that spoils all that it is given is not filled by one save a minute.
-        self.at_s = time.time() + AGAIN_S * (2 ** min(self._damages, 20) - 1)
+        at_s = time.time() + AGAIN_S * (2 ** min(self._damages, 20) - 1)
         self._damages += 1
-        log.warning("%s; the state is saved again", error)
+        # A save that failed is tried again no later for that, and told of.
+        known_s, untold = self.at_s, self._untold
+        self.at_s = at_s if known_s is None else min(known_s, at_s)
+        if untold is None or untold[0].seen:
+            self._untold = (Pending(str(error)), error)
+        log.warning("%s; it does not count as saved any more", error)
+
+    def sound(self) -> None:
+        """One was read back and is whole: not everything is spoilt."""
+        self._damages = 0
 
     def drop(self, order: Order, error: Exception) -> None:
         """It has not begun and will not: skipped for a newer one, or failed."""

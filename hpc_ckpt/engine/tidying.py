@@ -43,6 +43,7 @@ class Tidier:
         guard: Callable[[Tier], None] | None = None,
         on_damaged: Callable[[str], None] = lambda holder: None,
         on_gone: Callable[[Tier, Collection[CheckpointKey]], None] = lambda tier, keys: None,
+        on_sound: Callable[[], None] = lambda: None,
         pace: Callable[[int], Pace] = lambda size: Pace(),
         origin: Origin | None = None,
     ) -> None:
@@ -55,6 +56,8 @@ class Tidier:
         self._on_damaged = on_damaged
         self._on_gone = on_gone
         """Removed, or damaged in that tier: no later link finds them there."""
+        self._on_sound = on_sound
+        """The one that was committed was read back whole."""
         self._pace = pace
         """How fast that many bytes may be read beside training."""
         self._looks: set[_Look] = set()
@@ -192,6 +195,7 @@ class Tidier:
             sound = [key for key in surplus if key not in broken]
             return (verified,) if verified in sound else sound[-1:]
         self._verified[tier.name] = committed.key
+        self._on_sound()
         return ()
 
     def _read_back(self, tier: Tier, committed: Committed) -> None:

@@ -34,4 +34,22 @@ def test_storage_that_spoils_everything_is_not_filled_by_saves_again(tmp_path: P
         failures.damaged(tmp_path)
         assert failures.at_s is not None
         waits.append(round((failures.at_s - began) / AGAIN_S))
+        failures.at_s = None  # a save has begun
     assert [0, 1, 3, 7] == waits
+    failures.sound()
+    failures.damaged(tmp_path)
+    assert failures.at_s is not None
+    assert 0 == round((failures.at_s - began) / AGAIN_S), "not everything was spoilt"
+
+
+def test_damage_puts_off_no_save_that_failed(tmp_path: Path) -> None:
+    """Found in an older one meanwhile: the state is as unsaved as before, and that is told."""
+    failures = Failures(EventLog(tmp_path / "events.jsonl"), SaveTimes(), lambda error: None)
+    for _ in range(4):
+        failures.damaged(tmp_path)
+    failures.take()
+    failures.at_s, error = None, OSError("no space")
+    failures.add(Pending("asked"), error, save_s=None)
+    at_s = failures.at_s
+    failures.damaged(tmp_path)
+    assert (at_s, error) == (failures.at_s, failures.take())
