@@ -133,6 +133,10 @@ class Engine:
         """The newest of them that the next link can find."""
         return self._published.lasting
 
+    @property
+    def ever_saved(self) -> bool:
+        return self._published.any
+
     def save_s(self) -> float | None:
         """How long the next save takes at full speed, with what has to end before it."""
         return self._under_way.save_s(self.destination.last_save_s(self._times.save_s))

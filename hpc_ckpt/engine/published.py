@@ -93,11 +93,14 @@ class Published:
         """Of this lineage: published here, else the restored one."""
         self.lasting: CheckpointKey | None = None
         """The newest of them that the next link can find."""
+        self.any = False
+        """There was one, whatever has become of it."""
 
     def stands(self, key: CheckpointKey, tier: str, *, lasts: bool) -> None:
         """It is in that tier; `lasts`: which outlives the job."""
         with self._lock:  # the drain, and a save that hung, come between
             self._places.setdefault(key, {})[tier] = lasts
+            self.any = True
             self._choose()
 
     def gone(self, tier: Tier, keys: Collection[CheckpointKey]) -> None:

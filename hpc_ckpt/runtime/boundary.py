@@ -283,7 +283,7 @@ class Boundary:
         step = None if newest is None else newest.step
         parts.session.events.emit(Event.STOPPING, flush=False, step=step, reason=reason)
         if newest is None:
-            parts.ending.decide(Result.FAILED, None, f"{reason}; nothing was ever saved")
+            parts.ending.decide(Result.FAILED, None, f"{reason}; {self._nothing()}")
         else:
             parts.ending.decide(Result.SAVED, newest.step, reason)
         parts.ending.latch(reason)
@@ -365,10 +365,14 @@ class Boundary:
     def _decide_without_final_save(self, reason: str, why: str) -> None:
         newest, failure = self._parts.engine.lasting, f"{reason}; {why}"
         if newest is None:
-            self._parts.ending.decide(Result.FAILED, None, f"{failure}; nothing was ever saved")
+            self._parts.ending.decide(Result.FAILED, None, f"{failure}; {self._nothing()}")
         else:
             standing = f"{failure}; the newest checkpoint is of step {newest.step}"
             self._parts.ending.decide(Result.SAVED, newest.step, standing)
+
+    def _nothing(self) -> str:
+        known = "nothing that this link knows of is left for the next one"
+        return known if self._parts.engine.ever_saved else "nothing was ever saved"
 
     # ── in the lookout thread ─────────────────────────────────────────────────────────────
     def watch(self) -> float:

@@ -234,6 +234,7 @@ def test_with_nothing_that_outlives_the_job_the_link_has_failed(
 ) -> None:
     outcome = ended(rundir, local, lambda ckpt: full_home())
     assert (Result.FAILED, None) == (outcome.outcome, outcome.step)
+    assert outcome.reason.endswith("; nothing that this link knows of is left for the next one")
 
 
 def saved_here_alone(
