@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from test_bad_days import HalfFrozen, damaged_once_durable, flip, told_of_damage, valid
-from test_tiers import recorded
+from test_tiers import recorded, settle
 
 from hpc_ckpt import Checkpointer, LinkEnded, fsio
 from hpc_ckpt.engine.tidying import Tidier
@@ -196,3 +197,31 @@ def test_what_is_damaged_in_the_home_is_brought_there_again(
     outcome = outcome_of(rundir)
     assert (Result.SAVED, 3) == (outcome.outcome, outcome.step)
     assert valid(rundir.root)[third]
+
+
+def test_damage_that_a_drain_meets_takes_the_checkpoint_away(rundir: RunDir, fast: Path) -> None:
+    """It does not count as saved any more, and the program is told."""
+    done = threading.Event()
+
+    def damage(point: str) -> None:
+        if point == "commit.durable" and not done.is_set():
+            for path in fast.glob("*/checkpoints/step-*/rank-00000.safetensors"):
+                done.set()
+                flip(path, 9000)
+
+    before = fsio.observe(damage)
+    try:
+        with Checkpointer(
+            rundir.root, tiers=[fast], policy="every hour", model=torch.nn.Linear(60, 60)
+        ) as ckpt:
+            ckpt.step()
+            settle(ckpt.save())
+            engine, until = ckpt._entered().engine, time.monotonic() + 20
+            while engine.newest is not None and time.monotonic() < until:
+                time.sleep(0.01)
+            assert engine.newest is None
+            with pytest.warns(RuntimeWarning, match="is damaged"):
+                ckpt.step()
+    finally:
+        fsio.observe(before)
+    assert recorded(rundir, Event.DRAIN_FAILED)

@@ -128,6 +128,28 @@ def test_old_ones_that_go_change_nothing() -> None:
     assert (newest, newest) == (published.newest, published.lasting)
 
 
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda published: published.stands(CheckpointKey(1, 2), "run", lasts=True),
+        lambda published: published.gone(RUN, [CheckpointKey(1, 1)]),
+        lambda published: published.add(manifest(4), 0),
+    ],
+)
+def test_one_at_a_time(act: Callable[[Published], None]) -> None:
+    """The drain and a save that hung come between: the newest would be chosen of half a change."""
+    published = Published(lambda order: None)
+    published.stands(CheckpointKey(1, 1), "run", lasts=True)
+    thread = threading.Thread(target=act, args=(published,))
+    with published._lock:
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        assert CheckpointKey(1, 1) == published.newest
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 # ── a run directory that does not answer ──────────────────────────────────────────────────
 class Home:
     """A stack whose lease answers as it is told to."""
