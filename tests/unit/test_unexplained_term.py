@@ -39,6 +39,9 @@ class Job(SlurmBackend):
 
 
 def away(argv: Sequence[str]) -> str:
+    """Since the link has begun: it was still told of the other indices of its array."""
+    if argv[-1] == "9":
+        return ""
     raise SchedulerError(argv, 1, "Socket timed out on send/recv operation")
 
 
