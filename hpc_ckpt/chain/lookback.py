@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,8 +47,18 @@ def explain_last(
         verdict = explain(rundir, earlier, partial(_explained, backend), batch)
         verdict = verdict or _told_late(records, holder, orders, backend)
         if verdict is not None:
+            ended = _within(rundir, earlier, verdict.ended, backend.kill_wait_s)
+            verdict = replace(verdict, ended=ended)
             _write_down(rundir, earlier, records, verdict, ledger)
         return
+
+
+def _within(
+    rundir: RunDir, generation: int, ended: float | None, kill_wait_s: float
+) -> float | None:
+    """A job that was put back tells only when that was: days later, if the whole site was down."""
+    given = rundir.deadline(generation)
+    return ended if ended is None or given is None else min(ended, given + kill_wait_s)
 
 
 def _told_late(

@@ -325,6 +325,7 @@ def test_a_controller_that_stays_away_is_given_up(rundir: RunDir) -> None:
         ("JobState=NODE_FAIL Restarts=0 EndTime=1700000900", 700, None, 900.0),
         ("JobState=PENDING Restarts=1 EndTime=1700007200", 700, None, 700.0),
         ("JobState=PENDING Restarts=1 SubmitTime=1700000800", 700, None, 800.0),
+        ("JobState=PENDING Restarts=1 SubmitTime=1700090000", 700, None, 1030.0),
         ("JobState=RUNNING Restarts=2 SubmitTime=1700000990", 700, None, 700.0),
         ("JobState=PENDING Restarts=1 SubmitTime=1699990000", None, None, 1000.0),
         ("", 700, 800, 800.0),
@@ -332,8 +333,8 @@ def test_a_controller_that_stays_away_is_given_up(rundir: RunDir) -> None:
         ("", 0, None, 1000.0),
     ],
     ids=[
-        "as Slurm says", "of a later run", "put back", "put back twice", "of an earlier one",
-        "by its words", "as it was given", "its log is older",
+        "as Slurm says", "of a later run", "put back", "put back after an outage", "put back twice",
+        "of an earlier one", "by its words", "as it was given", "its log is older",
     ],
 )  # fmt: skip
 def test_what_a_link_used_is_known_without_a_checkpointer(
