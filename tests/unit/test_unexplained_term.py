@@ -152,6 +152,33 @@ def test_a_script_that_signals_its_own_group_is_complete(tmp_path: Path) -> None
     assert rundir.done() is not None
 
 
+@pytest.mark.parametrize("shim_first", [True, False])
+def test_but_not_where_the_job_heard_it_too(rundir: RunDir, shim_first: bool) -> None:
+    """As at the end, which Slurm may not show yet, and by `scancel --full -s TERM`."""
+    clock = clock_of(rundir, Job({"SLURM_JOB_ID": "9_1"}, run=Later("RUNNING")))
+    rundir.give_notice(1, "shim TERM")
+    hear = [clock.hear_shim, clock.terminated]
+    for one in hear if shim_first else hear[::-1]:
+        one()
+    clock.look_again()
+    assert clock.is_terminated
+
+
+@pytest.mark.parametrize("shown", ["RUNNING", None])
+def test_and_so_it_is_where_it_was_warned_before(rundir: RunDir, shown: str | None) -> None:
+    """The backstop has warned of the time limit, and the script comes to its own end in time.
+    Where nobody answers it may have been that limit."""
+    run = away if shown is None else Later(shown)
+    clock = clock_of(rundir, Job({"SLURM_JOB_ID": "9_1"}, run=run))
+    clock.warned(signal.SIGUSR1)
+    assert clock.seen is not None and clock.seen.warning
+    rundir.give_notice(1, "shim TERM")
+    clock.hear_shim()
+    clock.look_again()
+    complete = judge(rundir, 1, 0, clock.seen, told=clock.is_terminated).result is Result.COMPLETE
+    assert (complete, complete) == (shown is not None, clock.seen.warning)
+
+
 def test_what_the_job_has_outlived_is_not_heard_again(
     rundir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
