@@ -27,7 +27,9 @@ log = logging.getLogger("hpc_ckpt.link")
 ENDING_S = 120.0
 """A job whose link is over may still be on its way out, in an epilog: only then does Slurm say what
 it was. A controller that does not answer may be back by then, too."""
-ASK_EVERY_S = 5.0
+ASK_AGAIN_S = 5.0
+LONGEST_PAUSE_S = 30.0
+"""Pauses double up to this: a site that is back has every one of its chains asking."""
 
 T = TypeVar("T")
 
@@ -89,13 +91,14 @@ def _explained(backend: Backend, holder: Holder) -> JobRecord:
 
 
 def _asked(ask: Callable[[], T], may_say_more: Callable[[T], bool]) -> T:
-    """Again, while the scheduler may say more by and by."""
-    end = time.monotonic() + ENDING_S
+    """Again, ever less often, while the scheduler may say more by and by."""
+    end, pause = time.monotonic() + ENDING_S, ASK_AGAIN_S
     while True:
         found = ask()
         if not may_say_more(found) or time.monotonic() >= end:
             return found
-        sleep_unless_told(ASK_EVERY_S)
+        sleep_unless_told(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 def cancelled_unseen(rundir: RunDir, orders: Orders, backend: Backend) -> str | None:

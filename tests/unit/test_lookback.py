@@ -60,7 +60,7 @@ def test_it_is_asked_again_for_while_nobody_answers(
     rundir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No answer does not say that there is none; one that knows nothing of the array does."""
-    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_EVERY_S", 0.01)
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_AGAIN_S", 0.01)
     orders, absent = Orders.read(rundir), [away] * 2
     slow = backend(lambda argv: absent.pop()(argv) if absent else SHOWN)
     assert "812_3" == cancelled_unseen(rundir, orders, slow)
@@ -75,12 +75,26 @@ def test_it_is_asked_again_for_while_nobody_answers(
     assert 1 == len(asked)
 
 
+def test_it_is_asked_for_ever_less_often(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that was down has many chains that begin at once."""
+    now, pauses = [0.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.sleep_unless_told", sleep)
+    assert cancelled_unseen(rundir, Orders.read(rundir), backend(away)) is None
+    assert [5.0, 10.0, 20.0, 30.0, 30.0, 30.0] == pauses
+
+
 @pytest.mark.parametrize("first", ["away", "JobState=COMPLETING Restarts=0"])
 def test_nor_is_a_link_without_a_record_given_up_at_the_first_question(
     rundir: RunDir, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     """Its runner was killed while it asked itself: what is written down of it now stays."""
-    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_EVERY_S", 0.01)
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_AGAIN_S", 0.01)
     (rundir.lease / "00000001").write_text(json.dumps({"job": "812_4", "host": "n1"}))
     EventLog(rundir.ledger_file(1)).emit(Event.LINK_STARTED, step=7)
     answers = [first, "JobState=CANCELLED Restarts=0"]

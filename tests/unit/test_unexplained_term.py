@@ -243,7 +243,7 @@ def test_the_next_link_asks_whether_it_was_cancelled(
     halts: bool,
 ) -> None:
     """A job whose link is over may still be on its way out."""
-    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_EVERY_S", 0.01)
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_AGAIN_S", 0.01)
     chain_rules = {"max_links": 9, "on_cancel": reaction}
     rundir = chain(tmp_path, SAVES, spec={"chain": chain_rules})
     term()
@@ -261,7 +261,7 @@ def test_the_next_link_asks_whether_it_was_cancelled(
 def test_it_asks_again_while_nobody_answers(
     tmp_path: Path, term: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_EVERY_S", 0.01)
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_AGAIN_S", 0.01)
     rundir, slurm = chain(tmp_path, SAVES), Later("CANCELLED")
     term()
     run_link(rundir, away)
