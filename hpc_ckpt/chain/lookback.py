@@ -18,7 +18,14 @@ from ..rundir import Result, RunDir
 from . import setup
 from .backend import Backend, Cause, JobRecord, Succession
 from .orders import Orders
-from .past import bad_hosts, hosts_excluded, past_links, present_jobs
+from .past import (
+    bad_hosts,
+    explanations,
+    hosts_excluded,
+    past_links,
+    present_jobs,
+    ran_nothing,
+)
 from .patience import sleep_unless_told
 from .verdict import Verdict, explain
 
@@ -39,20 +46,35 @@ def explain_last(
 ) -> None:
     """Write down how the last link that began ended, if it could not do so itself, or why, if
     nobody had told it. ToldToStop: this link was, while it waited for that."""
+    known: set[int] = set()
     for earlier in range(generation - 1, orders.after_generation, -1):
         records = list(events.read(rundir.ledger_file(earlier)))
         if not any(record["event"] == Event.LINK_STARTED.value for record in records):
             continue  # it found nothing to do
-        holder = lease.holder_of(rundir, earlier)
-        job = None if holder is None else holder.job
-        batch = orders.batch_logs / f"slurm-{job}.log"
-        verdict = explain(rundir, earlier, partial(_explained, backend), batch)
-        verdict = verdict or _told_late(records, holder, orders, backend)
-        if verdict is not None:
-            ended = _within(rundir, earlier, verdict.ended, backend.kill_wait_s)
-            verdict = replace(verdict, ended=ended)
-            _write_down(rundir, earlier, records, verdict, ledger)
-        return
+        if earlier not in known:
+            _explain(rundir, earlier, records, orders, backend, ledger)
+        if not ran_nothing(records):
+            return
+        known |= explanations(records).keys()  # else it was told to stop before it could ask
+
+
+def _explain(
+    rundir: RunDir,
+    earlier: int,
+    records: list[dict[str, Any]],
+    orders: Orders,
+    backend: Backend,
+    ledger: EventLog,
+) -> None:
+    holder = lease.holder_of(rundir, earlier)
+    job = None if holder is None else holder.job
+    batch = orders.batch_logs / f"slurm-{job}.log"
+    verdict = explain(rundir, earlier, partial(_explained, backend), batch)
+    verdict = verdict or _told_late(records, holder, orders, backend)
+    if verdict is not None:
+        ended = _within(rundir, earlier, verdict.ended, backend.kill_wait_s)
+        verdict = replace(verdict, ended=ended)
+        _write_down(rundir, earlier, records, verdict, ledger)
 
 
 def _within(

@@ -20,6 +20,7 @@ from hpc_ckpt.chain.clockwork import Clockwork
 from hpc_ckpt.chain.ledger import read_status
 from hpc_ckpt.chain.link import LinkRunner
 from hpc_ckpt.chain.local import LocalBackend
+from hpc_ckpt.chain.lookback import explain_last
 from hpc_ckpt.chain.orders import Orders
 from hpc_ckpt.chain.verdict import judge
 from hpc_ckpt.errors import SchedulerError
@@ -288,6 +289,44 @@ def test_a_link_that_is_told_to_stop_as_it_waits_for_that_starts_nothing(
     run_link(rundir, away if shown is None else Later(shown), index=2)
     assert not (rundir.root / "ran-2").exists()
     assert "told to stop before the program was started" == end_of(rundir, 2)["reason"]
+
+
+@pytest.mark.parametrize(("runs", "halts"), [(False, True), (True, False)])
+def test_the_one_after_it_asks_for_both(
+    tmp_path: Path, term: Callable[[], None], runs: bool, halts: bool
+) -> None:
+    """It started nothing: how the program was ended is still open. One that ran a program went on
+    from there, and what its user did before that is over."""
+    rundir = chain(tmp_path, SAVES)
+    term()
+    run_link(rundir, away)
+    term()
+    run_link(rundir, Later("COMPLETED") if runs else away, index=2)
+    assert runs is (rundir.root / "ran-2").exists()
+    term()
+    run_link(rundir, Later("CANCELLED"), index=3)
+    assert halts is (read_status(rundir).links[0].cause == "cancelled")
+    assert halts is (rundir.halted() == "cancelled by the user")
+    assert halts is not (rundir.root / "ran-3").exists()
+
+
+def test_what_it_had_found_out_is_not_asked_for_again(rundir: RunDir) -> None:
+    ended = {"outcome": "failed", "cause": Cause.STOPPED, "code": None}
+    for generation in (1, 2):
+        (rundir.lease / f"{generation:08d}").write_text(f'{{"job": "9_{generation}"}}')
+        log = EventLog(rundir.ledger_file(generation))
+        log.emit(Event.LINK_STARTED, step=0)
+        if generation == 2:
+            log.emit(Event.LINK_EXPLAINED, generation=1, cause=Cause.PREEMPTED)
+            log.emit(Event.LINK_ENDED, **ended)
+    asked: list[str] = []
+
+    def run(argv: Sequence[str]) -> str:
+        asked.append(argv[-1])
+        return ""
+
+    explain_last(rundir, 3, Orders.read(rundir), Job({}, run=run), EventLog(rundir.ledger_file(3)))
+    assert [] == asked
 
 
 def test_a_requeue_does_not_undo_it(tmp_path: Path, term: Callable[[], None]) -> None:
