@@ -34,6 +34,7 @@ from .base import (
     NoRoom,
     NotHere,
     NothingNew,
+    NotNow,
     ResumeFailed,
     Saved,
     SaveFailed,
@@ -368,11 +369,13 @@ def _free_name(place: Path) -> Path:
     return place / next(name for name in names if name not in taken)
 
 
-def _refused(path: Path, code: int) -> SaveFailed | NoRoom:
-    """A dump that the storage did not take says nothing against CRIU."""
+def _refused(path: Path, code: int) -> SaveFailed | NotNow:
+    """A dump that the storage did not take, or not in time, says nothing against CRIU."""
     why = f"criu dump: {_why(path) or f'exit code {code}'}"
     told = _text(path) + _text(path.with_suffix(".said"))
-    return NoRoom(why) if refused_by_storage(told) else SaveFailed(why)
+    if refused_by_storage(told):
+        return NoRoom(why)
+    return NotNow(why) if openfiles.TOO_SLOW in told else SaveFailed(why)
 
 
 def _why(path: Path) -> str | None:

@@ -22,8 +22,8 @@ from hpc_ckpt import events, lease
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog
 from hpc_ckpt.levels import criu as room
-from hpc_ckpt.levels import rollback
-from hpc_ckpt.levels.base import Work
+from hpc_ckpt.levels import openfiles, rollback
+from hpc_ckpt.levels.base import NotNow, SaveFailed, Work
 from hpc_ckpt.levels.criu import Criu
 from hpc_ckpt.levels.criu_tool import Tool, find, kernel_version
 from hpc_ckpt.levels.restarts import Restarts
@@ -337,3 +337,15 @@ def test_nothing_of_it_stays_in_the_temporary_directory(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     links.run(write_program(links.place, "c", 3))
     assert [] == list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [(openfiles.TOO_SLOW, NotNow), (openfiles.TOO_LARGE, SaveFailed), ("full", SaveFailed)],
+)
+def test_files_in_place_that_take_too_long_to_copy_say_nothing_against_criu(
+    tmp_path: Path, said: str, kind: type[Exception]
+) -> None:
+    """The next save may have more time; a file that is too large stays so."""
+    (tmp_path / "dump.said").write_text(f"hpc-ckpt:  /work/table: {said}\n")
+    assert kind is type(room._refused(tmp_path / "dump.log", 1))

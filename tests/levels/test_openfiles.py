@@ -19,7 +19,7 @@ import pytest
 
 from hpc_ckpt.levels import openfiles, rollback
 from hpc_ckpt.levels.base import NotHere, ResumeFailed
-from hpc_ckpt.levels.openfiles import TooLarge, Written, record, written_by
+from hpc_ckpt.levels.openfiles import TooSlow, Written, record, written_by
 from hpc_ckpt.levels.rollback import roll_back
 
 
@@ -577,7 +577,7 @@ def test_copies_end_when_the_time_is_over(place: Path) -> None:
     path.write_bytes(bytes(2 * openfiles.BLOCK))
     into.mkdir()
     written = [Written(str(path), 2 * openfiles.BLOCK, in_place=True)]
-    with pytest.raises(TooLarge, match="not copied in the time"):
+    with pytest.raises(TooSlow, match="not copied in the time"):
         openfiles.stored(written, into, time.monotonic())
     assert openfiles.stored(written, into)[0]["copy"]
     assert path.read_bytes() == (into / openfiles.COPIES / "0").read_bytes()
