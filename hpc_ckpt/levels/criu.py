@@ -215,8 +215,7 @@ class Criu:
         if why is not None:
             raise SaveFailed(why)
         self._dump_log.unlink(missing_ok=True)
-        # Not copied in half of the time it refuses, and the program goes on.
-        until = (time.monotonic() + moment.until) / 2
+        until = _copied_by(moment.until, self._memory)
         record = [sys.executable, "-I", "-m", openfiles.__name__, str(root), str(into), str(until)]
         script = self._script("dump.sh", record=shlex.join(record))
         argv = self._criu.dump(root, into, self._dump_log, script, last=moment.last, tcp=self._tcp)
@@ -352,6 +351,12 @@ def _inner(tree: list[int]) -> int:
     if len(tree) < 3:
         raise NothingNew("the program has ended")
     return tree[1]
+
+
+def _copied_by(end: float, memory: int) -> float:
+    """When it refuses, and the program goes on. Images are there before files are copied, and
+    are only read for their digests after that."""
+    return end - min(memory / LEAD_BYTES_A_S, (end - time.monotonic()) / 2)
 
 
 def _beside(kept: list[int], root: int) -> dict[int, str]:

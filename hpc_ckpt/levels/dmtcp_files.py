@@ -52,6 +52,9 @@ class WrittenFiles:
         self._failed: SaveFailed | NotNow | OSError | None = None
         self.room = 0
         """What the images need."""
+        self.rest_s = 0.0
+        """The same, of time: what a save takes without these copies, and some."""
+        self.copying_s = 0.0
         self._look()
 
     def _look(self) -> None:
@@ -113,14 +116,16 @@ class WrittenFiles:
         with _stopped(self._known, self._program, until) as still:
             if not still or self._is_being_made() is not True:
                 return
+            began = time.monotonic()
             try:
-                record = {"files": self._stored((time.monotonic() + until) / 2)}
+                record = {"files": self._stored(until - min(self.rest_s, (until - began) / 2))}
             except BaseException:  # the room is the images', before any of them is written
                 self._forget()
                 raise
             if record["files"]:
                 (self._into / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
             self._seen = True
+            self.copying_s += time.monotonic() - began
         for told in openfiles.warnings(record):
             log.warning("%s", told)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -349,3 +350,10 @@ def test_files_in_place_that_take_too_long_to_copy_say_nothing_against_criu(
     """The next save may have more time; a file that is too large stays so."""
     (tmp_path / "dump.said").write_text(f"hpc-ckpt:  /work/table: {said}\n")
     assert kind is type(room._refused(tmp_path / "dump.log", 1))
+
+
+def test_copies_of_files_in_place_have_the_time_that_digests_do_not_need() -> None:
+    """They come last: the images are written by then. At least half of it."""
+    end = time.monotonic() + 1000
+    assert end - 10 == room._copied_by(end, int(10 * room.LEAD_BYTES_A_S))
+    assert 490 < end - room._copied_by(end, 2**60) <= 500

@@ -555,6 +555,18 @@ def test_files_in_place_that_take_too_long_to_copy_fail_this_save_alone(
     assert (lone.save().path / openfiles.COPIES).exists()
 
 
+def test_copies_have_all_the_time_that_the_rest_of_a_save_does_not_need(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last save has 1.5 times what the one before took: of that, copies may need the most."""
+    in_place(lone, "still")
+    lone.save()
+    slow(monkeypatch, 4.0)
+    restart = lone.save(within_s=7.0, last=True)
+    assert (restart.path / openfiles.COPIES).exists()
+    assert restart.facts["rest_seconds"] <= restart.facts["seconds"] - 4.0
+
+
 # Larger at its images than when they were asked for.
 GROWS = """
 import time
