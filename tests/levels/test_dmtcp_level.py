@@ -655,7 +655,7 @@ def test_what_another_writes_between_two_links_is_kept(
     restart = lone.save(last=True)
     table.write_text("000000000 of another")
     lone.resume(restart)
-    assert f"{table}: SOMEBODY ELSE HAS WRITTEN" in caplog.text
+    assert f"{table}: WAS CHANGED BY SOMEBODY ELSE" in caplog.text
 
 
 def test_files_in_place_are_as_they_were_where_no_restart_works(lone: Lone) -> None:
