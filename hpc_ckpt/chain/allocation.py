@@ -187,15 +187,15 @@ class SlurmBackend:
         cause = of_state(state)
         return JobRecord(record.end, cause, f"sacct: {state}", certain=cause is Cause.CANCELLED)
 
-    def cancelled_members(self, before: str | None = None) -> list[tuple[str, int]]:
+    def cancelled_members(self, before: str | None = None) -> list[tuple[str, int]] | None:
         """Members of this array that began and were cancelled; Slurm remembers them for a while."""
         asked = self.array or before
         if asked is None:
             return []
         try:
             text = self.run(["scontrol", "-o", "show", "job", asked])
-        except SchedulerError:
-            return []
+        except SchedulerError as error:
+            return None if slurm.is_away(error) else []
         return slurm.cancelled_members(text)
 
     def step(self, argv: Sequence[str], log: Path) -> list[str]:

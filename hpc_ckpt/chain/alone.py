@@ -24,6 +24,7 @@ from ..events import Event
 from ..lease import Holder
 from ..rundir import RunDir
 from .backend import Backend
+from .past import ran_nothing
 from .patience import ToldToStop, sleep_unless_told
 
 log = logging.getLogger("hpc_ckpt.link")
@@ -96,15 +97,8 @@ def told_while_waiting(rundir: RunDir, generation: int, backend: Backend) -> boo
 def _last_started(rundir: RunDir, generation: int) -> tuple[int, dict[str, Any] | None]:
     """The last link before this one that started a program, and its record of that."""
     for earlier in range(generation - 1, 0, -1):
-        records = {record["event"]: record for record in events.read(rundir.ledger_file(earlier))}
-        if (started := records.get(Event.LINK_STARTED.value)) and not _ran_nothing(records):
-            return earlier, started
+        records = list(events.read(rundir.ledger_file(earlier)))
+        started = [r for r in records if r["event"] == Event.LINK_STARTED.value]
+        if started and not ran_nothing(records):
+            return earlier, started[-1]
     return 0, None
-
-
-def _ran_nothing(records: dict[str, dict[str, Any]]) -> bool:
-    """A link that was told to stop at once, or whose program could not be started, has no exit
-    code. Of one without a record of its end nobody knows."""
-    ended = records.get(Event.LINK_ENDED.value)
-    is_first = Event.PHASE_DONE.value not in records  # else the command before did run
-    return ended is not None and ended.get("code", 0) is None and is_first

@@ -119,9 +119,9 @@ class Backend(Protocol):
     def look(self) -> JobRecord:
         """Ask the scheduler about this link's own job. Never raises: no answer is no fact."""
 
-    def cancelled_members(self, before: str | None = None) -> list[tuple[str, int]]:
+    def cancelled_members(self, before: str | None = None) -> list[tuple[str, int]] | None:
         """This array's members that began and were cancelled: id and number of restarts.
-        Where links are jobs of their own, the same of the one `before`."""
+        Where links are jobs of their own, the same of the one `before`. None: nobody answered."""
 
     def explain(self, holder: Holder) -> JobRecord:
         """Ask how another link's job ended, while it is remembered. Never raises."""

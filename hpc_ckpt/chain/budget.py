@@ -7,7 +7,7 @@ Reads the ledgers through past.py, starts nothing. Standard library only.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..rundir import RunDir
 from ..units import format_duration
@@ -65,8 +65,9 @@ def _by_reaction(links: Sequence[PastLink], orders: Orders) -> str | None:
     last = links[-1].cause if links else None
     if last is None:
         return None
-    if orders.reaction(last) == HALT:
-        return _HALTS.get(last, f"a link ended: {last.value}")
+    for cause in _ends_that_count(links):
+        if orders.reaction(cause) == HALT:
+            return _HALTS.get(cause, f"a link ended: {cause.value}")
     failed = 0
     for link in reversed(links):
         if link.cause is None or orders.reaction(link.cause) != RETRY:
@@ -75,6 +76,16 @@ def _by_reaction(links: Sequence[PastLink], orders: Orders) -> str | None:
     if failed > orders.retries:
         return f"{failed} failed links in a row (chain.retries: {orders.retries}): {last.value}"
     return None
+
+
+def _ends_that_count(links: Sequence[PastLink]) -> Iterator[Cause]:
+    """That of the last link; of the one before it as well where that link started nothing: it may
+    have been told to stop before it could find out how the one before had ended."""
+    for link in reversed(links):
+        if link.submission == links[-1].submission and link.cause is not None:
+            yield link.cause
+        if link.ran:
+            return
 
 
 def no_progress(links: Sequence[PastLink], excluded: Sequence[str] = ()) -> str | None:

@@ -155,6 +155,8 @@ class Clockwork:
             by_itself = self._only_shim and record.runs_on
             if by_itself or is_outlived(self._terminated_at, record, self._backend.kill_wait_s):
                 self._terminated_at = None
+        if self.is_terminated:
+            self._is_no_warning()
 
     def _learn(self, record: JobRecord) -> None:
         self._answered = self._answered or record.cause is not None
@@ -175,22 +177,23 @@ class Clockwork:
     def terminated(self) -> None:
         """TERM came: whatever the scheduler answers, the program is being ended."""
         self._only_shim = False
-        self._end_is_near()
-
-    def _end_is_near(self) -> None:
         self._terminated_at = time.monotonic()
+        self._is_no_warning()
+
+    def _is_no_warning(self) -> None:
         if self.seen is not None and self.seen.warning:
             self.seen = self.seen._replace(warning=False)
 
     def hear_shim(self) -> None:
         """At the start of a preemption's grace TERM goes to the steps only: to the shim, and where
-        processes are not tracked by cgroup to the program as well."""
+        processes are not tracked by cgroup to the program as well. What was a warning stays one
+        until it is known that no script has ended its own group."""
         notice = self._rundir.notice(self._generation)
         heard = 0 if notice is None else notice.sources.count(SHIM_TERM)
         if heard > self._by_shim:
             self._by_shim = heard
             self._only_shim = self._only_shim or not self.is_terminated
-            self._end_is_near()
+            self._terminated_at = time.monotonic()
 
     # ── while it runs ─────────────────────────────────────────────────────────────────────
     def tick(self) -> None:

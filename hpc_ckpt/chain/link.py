@@ -193,21 +193,21 @@ class LinkRunner:
 
     def _ends_with_the_last(self) -> bool:
         """Whether a link that could not say so itself, or not act on it, was the last one."""
-        cancelled = cancelled_unseen(self._rundir, self._orders, self._backend)
-        if cancelled is not None and self._orders.reaction(Cause.CANCELLED) == HALT:
-            self._stop_chain(f"cancelled by the user: {cancelled}, before it began", [])
-            return True
-        self._told |= explain_last(
-            self._rundir, self._generation, self._orders, self._backend, self._ledger
-        )
+        try:
+            cancelled = cancelled_unseen(self._rundir, self._orders, self._backend)
+            if cancelled is not None and self._orders.reaction(Cause.CANCELLED) == HALT:
+                self._stop_chain(f"cancelled by the user: {cancelled}, before it began", [])
+                return True
+            explain_last(self._rundir, self._generation, self._orders, self._backend, self._ledger)
+        except ToldToStop:
+            self._told = True
         avoid_bad_hosts(
             self._rundir, self._generation - 1, self._orders, self._succession, self._ledger
         )
         reason = reason_to_stop(self._rundir, self._generation - 1, self._orders)
-        if reason is None:
-            return False
-        self._stop_chain(reason, [])
-        return True
+        if reason is not None:
+            self._stop_chain(reason, [])
+        return reason is not None
 
     # ── during ────────────────────────────────────────────────────────────────────────────
     def _run_link(self) -> int:

@@ -76,7 +76,7 @@ class LocalBackend:
         except (OSError, ValueError, KeyError, TypeError):
             return JobRecord()
 
-    def cancelled_members(self, before: str | None = None) -> list[tuple[str, int]]:
+    def cancelled_members(self, before: str | None = None) -> list[tuple[str, int]] | None:
         return []
 
     def explain(self, holder: Holder) -> JobRecord:

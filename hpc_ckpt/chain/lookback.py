@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import events, lease
 from ..events import Event, EventLog
@@ -15,8 +18,15 @@ from ..rundir import Result, RunDir
 from . import setup
 from .backend import Backend, Cause, JobRecord, Succession
 from .orders import Orders
-from .past import bad_hosts, hosts_excluded, past_links, present_jobs
-from .patience import ToldToStop, sleep_unless_told
+from .past import (
+    bad_hosts,
+    explanations,
+    hosts_excluded,
+    past_links,
+    present_jobs,
+    ran_nothing,
+)
+from .patience import sleep_unless_told
 from .verdict import Verdict, explain
 
 log = logging.getLogger("hpc_ckpt.link")
@@ -24,35 +34,55 @@ log = logging.getLogger("hpc_ckpt.link")
 ENDING_S = 120.0
 """A job whose link is over may still be on its way out, in an epilog: only then does Slurm say what
 it was. A controller that does not answer may be back by then, too."""
-ASK_EVERY_S = 5.0
+ASK_AGAIN_S = 5.0
+LONGEST_PAUSE_S = 30.0
+"""Pauses double up to this: a site that is back has every one of its chains asking."""
+
+T = TypeVar("T")
 
 
 def explain_last(
     rundir: RunDir, generation: int, orders: Orders, backend: Backend, ledger: EventLog
-) -> bool:
-    """Write down how the last link that began ended, if it could not do so itself, or why, if
-    nobody had told it. True: this link was told to stop while it waited for that."""
-    try:
-        _explain_last(rundir, generation, orders, backend, ledger)
-    except ToldToStop:
-        return True
-    return False
-
-
-def _explain_last(
-    rundir: RunDir, generation: int, orders: Orders, backend: Backend, ledger: EventLog
 ) -> None:
+    """Write down how the last link that began ended, if it could not do so itself, or why, if
+    nobody had told it. ToldToStop: this link was, while it waited for that."""
+    known: set[int] = set()
     for earlier in range(generation - 1, orders.after_generation, -1):
         records = list(events.read(rundir.ledger_file(earlier)))
         if not any(record["event"] == Event.LINK_STARTED.value for record in records):
             continue  # it found nothing to do
-        holder = lease.holder_of(rundir, earlier)
-        job = None if holder is None else holder.job
-        verdict = explain(rundir, earlier, backend, orders.batch_logs / f"slurm-{job}.log")
-        verdict = verdict or _told_late(records, holder, orders, backend)
-        if verdict is not None:
-            _write_down(rundir, earlier, records, verdict, ledger)
-        return
+        if earlier not in known:
+            _explain(rundir, earlier, records, orders, backend, ledger)
+        if not ran_nothing(records):
+            return
+        known |= explanations(records).keys()  # else it was told to stop before it could ask
+
+
+def _explain(
+    rundir: RunDir,
+    earlier: int,
+    records: list[dict[str, Any]],
+    orders: Orders,
+    backend: Backend,
+    ledger: EventLog,
+) -> None:
+    holder = lease.holder_of(rundir, earlier)
+    job = None if holder is None else holder.job
+    batch = orders.batch_logs / f"slurm-{job}.log"
+    verdict = explain(rundir, earlier, partial(_explained, backend), batch)
+    verdict = verdict or _told_late(records, holder, orders, backend)
+    if verdict is not None:
+        ended = _within(rundir, earlier, verdict.ended, backend.kill_wait_s)
+        verdict = replace(verdict, ended=ended)
+        _write_down(rundir, earlier, records, verdict, ledger)
+
+
+def _within(
+    rundir: RunDir, generation: int, ended: float | None, kill_wait_s: float
+) -> float | None:
+    """A job that was put back tells only when that was: days later, if the whole site was down."""
+    given = rundir.deadline(generation)
+    return ended if ended is None or given is None else min(ended, given + kill_wait_s)
 
 
 def _told_late(
@@ -76,17 +106,26 @@ def _told_late(
 
 
 def _explained(backend: Backend, holder: Holder) -> JobRecord:
-    end = time.monotonic() + ENDING_S
+    def may_say_more(record: JobRecord) -> bool:
+        return record.cause is None and (record.ending or record.unanswered)
+
+    return _asked(lambda: backend.explain(holder), may_say_more)
+
+
+def _asked(ask: Callable[[], T], may_say_more: Callable[[T], bool]) -> T:
+    """Again, ever less often, while the scheduler may say more by and by."""
+    end, pause = time.monotonic() + ENDING_S, ASK_AGAIN_S
     while True:
-        record = backend.explain(holder)
-        may_say_more = record.cause is None and (record.ending or record.unanswered)
-        if not may_say_more or time.monotonic() >= end:
-            return record
-        sleep_unless_told(ASK_EVERY_S)
+        found = ask()
+        if not may_say_more(found) or time.monotonic() >= end:
+            return found
+        sleep_unless_told(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 def cancelled_unseen(rundir: RunDir, orders: Orders, backend: Backend) -> str | None:
-    """An index that was cancelled before it could write anything down.
+    """An index that was cancelled before it could write anything down. ToldToStop: this link was,
+    while it waited for an answer.
 
     The other indices of a sweep's array are other chains.
     """
@@ -94,8 +133,9 @@ def cancelled_unseen(rundir: RunDir, orders: Orders, backend: Backend) -> str | 
         return None
     holders = (lease.holder_of(rundir, generation) for generation in lease.generations(rundir))
     known = {(holder.job, holder.restarts) for holder in holders if holder is not None}
-    cancelled = backend.cancelled_members(_job_before(rundir, backend))
-    return next((job for job, n in cancelled if (job, n) not in known), None)
+    before = _job_before(rundir, backend)
+    cancelled = _asked(lambda: backend.cancelled_members(before), lambda found: found is None)
+    return next((job for job, n in cancelled or () if (job, n) not in known), None)
 
 
 def _job_before(rundir: RunDir, backend: Backend) -> str | None:

@@ -34,6 +34,8 @@ class PastLink:
     """Of submitit, where a root may have had several."""
     budget_end: bool = False
     """It was told to end because the budget of hours does."""
+    ran: bool = True
+    """False: it was over before it had started its program."""
 
 
 def past_links(rundir: RunDir, after: int, until: int) -> list[PastLink]:
@@ -80,7 +82,17 @@ def _past(
         allocated_s=_allocated(started, records, explained),
         submission=started.get("submission"),
         budget_end=told.get("budget_end") is True,
+        ran=not ran_nothing(records),
     )
+
+
+def ran_nothing(records: Iterable[dict[str, Any]]) -> bool:
+    """A link that was told to stop at once, or whose program could not be started, has no exit
+    code. Of one without a record of its end nobody knows."""
+    last = {record["event"]: record for record in records}
+    ended = last.get(Event.LINK_ENDED.value)
+    is_first = Event.PHASE_DONE.value not in last  # else the command before did run
+    return ended is not None and ended.get("code", 0) is None and is_first
 
 
 def _allocated(

@@ -7,7 +7,7 @@ Standard library only: the link runner asks it.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from ..events import Event
 from ..lease import Holder
 from ..rundir import Done, Result, RunDir
 from . import evidence
-from .backend import Backend, Cause, JobRecord
+from .backend import Cause, JobRecord
 from .evidence import Finding
 
 _NOT_ITS_FAULT = frozenset(
@@ -232,7 +232,9 @@ def _modified(path: Path) -> float:
 
 
 # ── a link that could not say it itself ───────────────────────────────────────────────────
-def explain(rundir: RunDir, generation: int, backend: Backend, batch: Path) -> Verdict | None:
+def explain(
+    rundir: RunDir, generation: int, ask: Callable[[Holder], JobRecord], batch: Path
+) -> Verdict | None:
     """How an earlier link ended that left no record of it; None where it did leave one."""
     records = list(events.read(rundir.ledger_file(generation)))
     started = [r for r in records if r["event"] == Event.LINK_STARTED.value]
@@ -243,7 +245,7 @@ def explain(rundir: RunDir, generation: int, backend: Backend, batch: Path) -> V
     texts = [evidence.tail(path) for path in (batch, rundir.log_file(generation))]
     noticed = _noticed(records)
     in_logs = [finding for text in texts for finding in evidence.in_log(text, since)]
-    record = backend.explain(holder)
+    record = ask(holder)
     findings = [*noticed, *_by_scheduler(record), *in_logs]
     cause = evidence.strongest(findings)
     said = [finding.said for finding in findings if finding.said]

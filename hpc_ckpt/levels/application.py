@@ -167,8 +167,8 @@ class Application:
         for rewrite in edit.write:
             self._rewrite(rewrite, known)
         argv = self._edited(call, edit, known)
-        self._limit = Limit.told(edit, known)
-        self._there = self._collector.stamps()
+        self._limit = Limit.told(edit, known, self._recipe.save.limit_share)
+        self._there = self._collector.stamps() if self._limit.seconds else {}
         log.info("runs: %s", " ".join(argv))
         return Start(argv=argv, cwd=work.cwd, environ=work.environ)
 
@@ -372,9 +372,9 @@ class Application:
         shown = [test for test in tests if not _is_code(test)]
         if any(self._evidence.complete(test, code, self._before) for test in shown):
             return True
-        by_code = code == EXIT_COMPLETE and len(shown) < len(tests)
-        cut = self._limit.may_have_ended_it(self._collector.may_have_left(self._there))
-        return None if by_code and not (self._asked_to_stop or cut) else False
+        by_code = code == EXIT_COMPLETE and len(shown) < len(tests) and not self._asked_to_stop
+        cut = self._limit.may_have_ended_it(lambda: self._collector.may_have_left(self._there))
+        return None if by_code and not cut else False
 
     def _final_stamps(self) -> dict[str, Sequence[int]]:
         """Of the files that will show the end, as they were before anything ran."""

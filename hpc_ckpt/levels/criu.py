@@ -34,6 +34,7 @@ from .base import (
     NoRoom,
     NotHere,
     NothingNew,
+    NotNow,
     ResumeFailed,
     Saved,
     SaveFailed,
@@ -214,8 +215,7 @@ class Criu:
         if why is not None:
             raise SaveFailed(why)
         self._dump_log.unlink(missing_ok=True)
-        # Not copied in half of the time it refuses, and the program goes on.
-        until = (time.monotonic() + moment.until) / 2
+        until = _copied_by(moment.until, self._memory)
         record = [sys.executable, "-I", "-m", openfiles.__name__, str(root), str(into), str(until)]
         script = self._script("dump.sh", record=shlex.join(record))
         argv = self._criu.dump(root, into, self._dump_log, script, last=moment.last, tcp=self._tcp)
@@ -353,6 +353,12 @@ def _inner(tree: list[int]) -> int:
     return tree[1]
 
 
+def _copied_by(end: float, memory: int) -> float:
+    """When it refuses, and the program goes on. Images are there before files are copied, and
+    are only read for their digests after that."""
+    return end - min(memory / LEAD_BYTES_A_S, (end - time.monotonic()) / 2)
+
+
 def _beside(kept: list[int], root: int) -> dict[int, str]:
     """The living of those under a keeper that do not descend from the program."""
     top = next((pid for pid in kept if namespaces.own_pid(pid) == root), None)
@@ -368,11 +374,13 @@ def _free_name(place: Path) -> Path:
     return place / next(name for name in names if name not in taken)
 
 
-def _refused(path: Path, code: int) -> SaveFailed | NoRoom:
-    """A dump that the storage did not take says nothing against CRIU."""
+def _refused(path: Path, code: int) -> SaveFailed | NotNow:
+    """A dump that the storage did not take, or not in time, says nothing against CRIU."""
     why = f"criu dump: {_why(path) or f'exit code {code}'}"
     told = _text(path) + _text(path.with_suffix(".said"))
-    return NoRoom(why) if refused_by_storage(told) else SaveFailed(why)
+    if refused_by_storage(told):
+        return NoRoom(why)
+    return NotNow(why) if openfiles.TOO_SLOW in told else SaveFailed(why)
 
 
 def _why(path: Path) -> str | None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from .. import fsio
 from ..preflight import check_storage
+from ..settings import SAVE_FACTOR
 from . import rollback
 from .base import (
     Kind,
@@ -65,6 +66,8 @@ STRAY_S = 5.0
 """An end this soon after a checkpoint of somebody else is taken to be his doing too."""
 LOOK_EVERY_S = 0.1
 SPACE_FACTOR = 1.1
+REST_BYTES_A_S = 100e6
+"""A guess of how fast images are written, before any save."""
 _CRASHES = tuple(
     -number
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSYS)
@@ -103,6 +106,8 @@ class Dmtcp:
         self._began = 0.0
         self._fresh: list[str] = []
         self._save: Checkpoint | None = None
+        self._rest_s: float | None = None
+        """Of the last save, without the copies of files."""
         self._taken_away = rollback.TakenAway()
 
     # ── before ────────────────────────────────────────────────────────────────────────────
@@ -158,6 +163,7 @@ class Dmtcp:
         attempt.window.show(sorted(restart.iterdir()), variables)
         self._base = int(facts.get("step", 0))
         self.lead_s = max(LEAD_LEAST_S, 2 * float(facts.get("seconds", LEAD_S)))
+        self._rest_s = facts.get("rest_seconds")
         links = [attempt.window.images / path.name for path in images]
         coordinator = attempt.coordinator
         argv = tool.restart(coordinator.port, coordinator.temporary, links)
@@ -242,6 +248,8 @@ class Dmtcp:
         place = into / _IMAGES
         files = WrittenFiles(program, place, into, own)
         files.room = int(SPACE_FACTOR * sum(map(image_bytes, pids)))
+        guess = files.room / REST_BYTES_A_S
+        files.rest_s = guess if self._rest_s is None else SAVE_FACTOR * self._rest_s
         need = files.room + files.size
         self._check_space(into, need, len(pids))
         place.mkdir(parents=True, exist_ok=True)
@@ -266,6 +274,7 @@ class Dmtcp:
             if window.unfinished is None:
                 window.rest()
             self._own_s += max(0.0, program.processor_s() - save.used_s)
+        self._rest_s = time.monotonic() - save.began - save.files.copying_s
         names = move_up(save.place, into)
         tree = program.tree()
         if moment.last:
@@ -279,6 +288,7 @@ class Dmtcp:
             "processor": processor_features(),
             "environment": self._fresh,
             "seconds": round(time.monotonic() - save.began, 3),
+            "rest_seconds": round(self._rest_s, 3),
             "left": rollback.left_by(tree, into, moment.until) if moment.last else {},
         }
         return Saved(step=save.step, facts=facts)

@@ -23,9 +23,9 @@ from typing import Any
 from .. import processes
 from ..preflight import check_storage
 from . import openfiles
-from .base import SaveFailed
+from .base import NoRoom, NotNow, SaveFailed
 from .footprint import living
-from .openfiles import COPIES, RECORD, TooLarge, Written, stored, written_by
+from .openfiles import COPIES, RECORD, TooLarge, TooSlow, Written, stored, written_by
 from .program import Program
 
 log = logging.getLogger("hpc_ckpt.steward")
@@ -49,9 +49,12 @@ class WrittenFiles:
         self._besides = tuple(f"{place.resolve()}/" for place in (*besides, images, into))
         self._seen = False
         """Whether they were looked at, and copied, while the program stood still."""
-        self._failed: SaveFailed | OSError | None = None
+        self._failed: SaveFailed | NotNow | OSError | None = None
         self.room = 0
         """What the images need."""
+        self.rest_s = 0.0
+        """The same, of time: what a save takes without these copies, and some."""
+        self.copying_s = 0.0
         self._look()
 
     def _look(self) -> None:
@@ -77,10 +80,12 @@ class WrittenFiles:
     def known(self) -> bool:
         """Once the images are there. False: something is written in place, and nobody knows
         what it was at the moment of the images."""
-        if isinstance(self._failed, SaveFailed):
+        if isinstance(self._failed, (SaveFailed, NotNow)):
             raise self._failed
         if isinstance(self._failed, TooLarge):
             raise SaveFailed(self._failed.strerror)
+        if isinstance(self._failed, TooSlow):
+            raise NotNow(self._failed.strerror)
         if self._failed is not None:
             raise SaveFailed(f"its files could not be copied: {self._failed}") from self._failed
         now = self._now() if self._only_read or not self._seen else {}
@@ -102,7 +107,7 @@ class WrittenFiles:
                 self._copy(until)
             else:
                 self._seen = self._is_being_made() is True
-        except (SaveFailed, OSError) as error:
+        except (SaveFailed, NotNow, OSError) as error:
             self._forget()  # the room is the images'
             self._failed = error
         return True
@@ -111,14 +116,16 @@ class WrittenFiles:
         with _stopped(self._known, self._program, until) as still:
             if not still or self._is_being_made() is not True:
                 return
+            began = time.monotonic()
             try:
-                record = {"files": self._stored((time.monotonic() + until) / 2)}
+                record = {"files": self._stored(until - min(self.rest_s, (until - began) / 2))}
             except BaseException:  # the room is the images', before any of them is written
                 self._forget()
                 raise
             if record["files"]:
                 (self._into / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
             self._seen = True
+            self.copying_s += time.monotonic() - began
         for told in openfiles.warnings(record):
             log.warning("%s", told)
 
@@ -126,9 +133,10 @@ class WrittenFiles:
         found = self._in_place(self._now_standing()).values()
         more = _bytes_of(found)
         if more > self.size:  # than there was room for when the checkpoint was asked for
-            problem = check_storage(self._into, self.room + more, len(found) + 1)
+            need = max(0, self.room - _taken_in(self._images)) + more
+            problem = check_storage(self._into, need, len(found) + 1)
             if problem is not None:
-                raise SaveFailed(f"its files could not be copied: {problem}")
+                raise NoRoom(f"its files could not be copied: {problem}")
         return stored(found, self._into, until)
 
     def _is_being_made(self) -> bool | None:
@@ -168,6 +176,11 @@ def _bytes_of(found: Iterable[Written]) -> int:
     """Of what is to be copied. One that is too large fails the save."""
     sizes = (one.size for one in found if not one.is_left_out)
     return sum(size for size in sizes if size <= openfiles.COPY_MOST)
+
+
+def _taken_in(images: Path) -> int:
+    """By what there is of them."""
+    return sum(path.stat().st_blocks * 512 for path in images.iterdir())
 
 
 def _written_by(program: Program) -> dict[str, Written]:

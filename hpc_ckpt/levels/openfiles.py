@@ -65,8 +65,15 @@ class Written(NamedTuple):
 class TooLarge(OSError):
     """No trouble of the storage."""
 
-    def __init__(self, path: str, why: str = TOO_LARGE) -> None:
-        super().__init__(0, f"{path}: {why}")
+    def __init__(self, path: str) -> None:
+        super().__init__(0, f"{path}: {TOO_LARGE}")
+
+
+class TooSlow(OSError):
+    """Another save may have more time, or find a faster storage."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(0, f"{path}: {TOO_SLOW}")
 
 
 def written_by(pids: list[int]) -> dict[str, Written]:
@@ -172,11 +179,11 @@ def stored(written: Iterable[Written], into: Path, until: float = math.inf) -> l
 
 
 def _copy(source: Path, target: Path, until: float) -> None:
-    """Raises TooLarge: the program stands still meanwhile, and somebody may end it."""
+    """Raises TooSlow: the program stands still meanwhile, and somebody may end it."""
     with source.open("rb") as old, target.open("wb") as new:
         while block := old.read(BLOCK):
             if time.monotonic() >= until:
-                raise TooLarge(str(source), TOO_SLOW)
+                raise TooSlow(str(source))
             new.write(block)
     shutil.copystat(source, target)
 

@@ -46,7 +46,8 @@ class TakenAway:
         self._kept: Path | None = None
         self._restart = ""
         self._of_others: list[str] = []
-        """Files of which somebody else's bytes are taken away, too."""
+        """Files of which somebody else's bytes are taken away, too. Only a last save tells, and
+        an older restart may be the one that works."""
 
     def roll_back(
         self,
@@ -63,7 +64,8 @@ class TakenAway:
             raise ResumeFailed(f"{kept}: could not be put back: {error}") from error
         # Once a program has gone on from it, or from a newer one, it has written to them itself.
         known = {} if self._restart <= _gone_on_from(kept) else left or {}
-        self._of_others = [path for path, mark in known.items() if _mark(path) != [*mark]]
+        now = {path for path, mark in known.items() if _mark(path) != [*mark]}
+        self._of_others = sorted({*self._of_others, *now})
         for told in (*before, *roll_back(restart, found, kept)):
             log.info("%s", told)
 
@@ -78,7 +80,7 @@ class TakenAway:
                 raise ResumeFailed(f"{self._kept}: {error.strerror}") from error
             with contextlib.suppress(OSError):  # only a warning depends on it
                 _noted_beside(self._kept).write_text(self._restart, encoding="utf-8")
-            self._kept = None
+            self._kept, self._of_others = None, []
 
     def put_back(self) -> None:
         """No restart has worked: the next link finds the files that this one has found."""
@@ -216,8 +218,9 @@ def keep_for_others(kept: Path, paths: Sequence[str]) -> list[str]:
     kept.rename(place)
     fsio.sync_directory(kept.parent)
     return [
-        f"{path}: SOMEBODY ELSE HAS WRITTEN TO IT since the program was saved, which goes on with "
-        f"it as it was then; as it was found it is kept as {place / names[path]}"
+        f"{path}: WAS CHANGED BY SOMEBODY ELSE (a reader of a SQLite file in WAL mode does that, "
+        "too) since the program was saved, which goes on with it as it was then; as it was found "
+        f"it is kept until you remove it: {place / names[path]}"
         for path in named
     ]
 

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,18 +147,21 @@ class Limit:
     """What a program was told of its time in this link."""
 
     seconds: float = 0.0
+    """When it ends by its own clock: its share of that."""
     began: float = 0.0
 
     @classmethod
-    def told(cls, edit: Edit, known: Mapping[str, str]) -> Limit:
+    def told(cls, edit: Edit, known: Mapping[str, str], share: float) -> Limit:
         seconds = known.get("seconds_left") if edit.tells_the_time else None
-        return cls() if seconds is None else cls(float(seconds), time.monotonic())
+        return cls() if seconds is None else cls(share * float(seconds), time.monotonic())
 
-    def may_have_ended_it(self, has_left: bool = True) -> bool:
+    def may_have_ended_it(self, has_left: Callable[[], bool]) -> bool:
         """Now that it has ended: its code 0 may say no more than that it heeds its limit. Near that
-        it ends; sooner only with something to go on from (`has_left`)."""
-        share = EARLY if has_left else LATE
-        return self.seconds > 0 and time.monotonic() >= self.began + share * self.seconds
+        it ends; sooner only with something to go on from, which is looked for only then."""
+        now = time.monotonic() - self.began
+        if self.seconds == 0 or now < EARLY * self.seconds:
+            return False
+        return now >= LATE * self.seconds or has_left()
 
 
 def times_left(work: Work, lead_s: float, share: float = 1.0) -> dict[str, str]:

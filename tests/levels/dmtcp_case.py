@@ -51,8 +51,8 @@ class Lone:
         self.program = Program((*self.before, *start.argv), start.cwd, start.environ, self.output)
         return self.program
 
-    def save(self, *, last: bool = False) -> Restart:
-        program, moment = self.running, Moment(until=time.monotonic() + LONG_S, last=last)
+    def save(self, *, last: bool = False, within_s: float = LONG_S) -> Restart:
+        program, moment = self.running, Moment(until=time.monotonic() + within_s, last=last)
         with Restarts(self.rundir).stage(1) as staging:
             self.level.ask(program, staging.path, moment)
             saved = self.level.wait(program, staging.path, moment)

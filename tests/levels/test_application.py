@@ -296,6 +296,35 @@ def test_a_program_that_leaves_nothing_to_go_on_from_was_not_cut_by_its_clock(
     assert str(done) == (case.cwd / "begun").read_text().split()[-1]
 
 
+def test_a_program_that_stops_at_a_share_of_its_limit_is_not_done(case: Case) -> None:
+    """It was told that much more, so that its time is used."""
+    (case.cwd / "own.py").write_text(
+        OWN_CLOCK.replace('index("--limit") + 1])', 'index("--limit") + 1]) * 0.4')
+    )
+    told = {"append": ["--limit {seconds_left}"]}
+    recipe = {
+        "name": "own", "restart": "state.rst", "first": told, "resume": told,
+        "save": {"lead": "1s", "limit_share": 0.4}, "complete": {"exit_code": 0},
+    }  # fmt: skip
+    argv = (sys.executable, "own.py", "400")
+    assert EXIT_SAVED == case.link(case.level(recipe), *argv, deadline_s=6.0)
+
+
+def test_storage_that_does_not_answer_fails_no_program_that_was_told_no_time(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in place then tells nothing of its end."""
+    level = opened(case, complete={"exit_code": 0})
+
+    def away(_: object) -> None:
+        raise OSError(errno.ESTALE, "away")
+
+    monkeypatch.setattr(collecting, "stamp", away)
+    (case.cwd / "a.rst").write_text("x")
+    assert level.is_complete(case.work("sleep", "60"), 0) is None
+    assert level.is_complete(case.work("sleep", "60"), 1) is False
+
+
 def test_a_restart_file_whose_name_is_not_known_may_be_there(case: Case) -> None:
     """So that code 0 tells nothing."""
     level = case.level(

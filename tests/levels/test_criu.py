@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from hpc_ckpt import events, lease
 from hpc_ckpt.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_SAVED
 from hpc_ckpt.events import EventLog
 from hpc_ckpt.levels import criu as room
-from hpc_ckpt.levels import rollback
-from hpc_ckpt.levels.base import Work
+from hpc_ckpt.levels import openfiles, rollback
+from hpc_ckpt.levels.base import NotNow, SaveFailed, Work
 from hpc_ckpt.levels.criu import Criu
 from hpc_ckpt.levels.criu_tool import Tool, find, kernel_version
 from hpc_ckpt.levels.restarts import Restarts
@@ -337,3 +338,22 @@ def test_nothing_of_it_stays_in_the_temporary_directory(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     links.run(write_program(links.place, "c", 3))
     assert [] == list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [(openfiles.TOO_SLOW, NotNow), (openfiles.TOO_LARGE, SaveFailed), ("full", SaveFailed)],
+)
+def test_files_in_place_that_take_too_long_to_copy_say_nothing_against_criu(
+    tmp_path: Path, said: str, kind: type[Exception]
+) -> None:
+    """The next save may have more time; a file that is too large stays so."""
+    (tmp_path / "dump.said").write_text(f"hpc-ckpt:  /work/table: {said}\n")
+    assert kind is type(room._refused(tmp_path / "dump.log", 1))
+
+
+def test_copies_of_files_in_place_have_the_time_that_digests_do_not_need() -> None:
+    """They come last: the images are written by then. At least half of it."""
+    end = time.monotonic() + 1000
+    assert end - 10 == room._copied_by(end, int(10 * room.LEAD_BYTES_A_S))
+    assert 490 < end - room._copied_by(end, 2**60) <= 500

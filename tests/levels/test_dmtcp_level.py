@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import dmtcp_stand_in
 import pytest
@@ -38,6 +39,7 @@ from hpc_ckpt.levels import (
 )
 from hpc_ckpt.levels.base import (
     Moment,
+    NoRoom,
     NotHere,
     NothingNew,
     NotNow,
@@ -528,6 +530,84 @@ def test_a_file_in_place_too_large_to_copy_fails_the_save(
     assert lone.running.poll() is None
 
 
+def slow(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Storage that takes so long for the nine bytes of a table."""
+    now = time.monotonic
+
+    def later() -> float:
+        time.sleep(seconds / 9)
+        return now()
+
+    monkeypatch.setattr(openfiles, "BLOCK", 1)
+    monkeypatch.setattr(openfiles, "time", SimpleNamespace(monotonic=later))
+
+
+def test_files_in_place_that_take_too_long_to_copy_fail_this_save_alone(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next may have more time: it says nothing against DMTCP, not even as the first one."""
+    table = in_place(lone, "still")
+    with monkeypatch.context() as patch:
+        slow(patch, 30.0)
+        with pytest.raises(NotNow, match=f"^{table}: written in place, and not copied in the time"):
+            lone.save(within_s=6.0)
+    assert lone.running.poll() is None
+    assert (lone.save().path / openfiles.COPIES).exists()
+
+
+def test_copies_have_all_the_time_that_the_rest_of_a_save_does_not_need(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last save has 1.5 times what the one before took: of that, copies may need the most."""
+    in_place(lone, "still")
+    lone.save()
+    slow(monkeypatch, 4.0)
+    restart = lone.save(within_s=7.0, last=True)
+    assert (restart.path / openfiles.COPIES).exists()
+    assert restart.facts["rest_seconds"] <= restart.facts["seconds"] - 4.0
+
+
+# Larger at its images than when they were asked for.
+GROWS = """
+import time
+table = open("table", "w+b", buffering=0)
+print("up", flush=True)
+while True:
+    table.seek(0, 2)
+    table.write(bytes(1000))
+    table.seek(0)
+    time.sleep(0.002)
+"""
+
+
+def test_files_in_place_without_room_for_them_fail_this_save_alone(
+    lone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for does not count what the images have already."""
+    lone.environ["STAND_IN"] = "still"
+    lone.first(sys.executable, "-c", GROWS)
+    lone.until_lines(lone.output, 1)
+    needs: list[int] = []
+
+    def full(place: Path, need: int, files: int) -> str:
+        needs.append(need)
+        large.unlink()
+        return f"{need} bytes are needed, 0 are free"
+
+    into, moment = lone.place / "into", Moment(until=time.monotonic() + 20)
+    large = into / "images" / "more.temp"
+    with monkeypatch.context() as patch:
+        patch.setattr(dmtcp_files, "check_storage", full)
+        lone.level.ask(lone.running, into, moment)
+        with large.open("wb") as image:
+            os.posix_fallocate(image.fileno(), 0, 2**28)
+        with pytest.raises(NoRoom, match="0 are free"):
+            lone.level.wait(lone.running, into, moment)
+    assert lone.running.poll() is None
+    assert needs[0] <= (lone.cwd / "table").stat().st_size
+    assert (lone.save().path / openfiles.COPIES).exists()
+
+
 @pytest.mark.parametrize("mode", ["r+b", "a+b"])
 def test_a_large_output_that_may_be_read_too_fails_no_save(
     lone: Lone, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: str
@@ -575,7 +655,7 @@ def test_what_another_writes_between_two_links_is_kept(
     restart = lone.save(last=True)
     table.write_text("000000000 of another")
     lone.resume(restart)
-    assert f"{table}: SOMEBODY ELSE HAS WRITTEN" in caplog.text
+    assert f"{table}: WAS CHANGED BY SOMEBODY ELSE" in caplog.text
 
 
 def test_files_in_place_are_as_they_were_where_no_restart_works(lone: Lone) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from hpc_ckpt.levels import openfiles, rollback
 from hpc_ckpt.levels.base import NotHere, ResumeFailed
-from hpc_ckpt.levels.openfiles import TooLarge, Written, record, written_by
+from hpc_ckpt.levels.openfiles import TooSlow, Written, record, written_by
 from hpc_ckpt.levels.rollback import roll_back
 
 
@@ -447,7 +447,7 @@ def test_what_somebody_else_has_written_since_the_last_save_is_kept_and_told(
     resumed(place, restart, left).forget()
     assert ["saved", "saved"] == [(place / name).read_text() for name in ("shared", "own")]
     (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert told.startswith(f"{place}/shared: SOMEBODY ELSE")
+    assert told.startswith(f"{place}/shared: WAS CHANGED BY SOMEBODY ELSE (a reader of")
     copy = Path(told.rpartition(" ")[2])
     assert "of another" == copy.read_text()
     assert [] == rollback.undo(place / "kept")
@@ -456,6 +456,26 @@ def test_what_somebody_else_has_written_since_the_last_save_is_kept_and_told(
     resumed(place, restart, left).forget()
     assert 1 == len([r for r in caplog.records if r.levelname == "WARNING"])
     assert [copy.parent.name] == sorted(p.name for p in place.glob("kept*") if p.is_dir())
+
+
+def test_what_somebody_else_has_written_is_kept_too_where_an_older_restart_works(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the last save of a link knows how its files were left, and it may be the bad one."""
+    (place / "table").write_text("saved")
+    with (place / "table").open("r+"):
+        restart = save(place)
+    left = rollback.left_by([], restart, math.inf)
+    (place / "table").write_text("of another")
+    taken = resumed(place, restart, left)
+    taken.roll_back(restart, rollback.read(restart), place / "kept", {})
+    taken.forget()
+    (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "of another" == Path(told.rpartition(" ")[2]).read_text()
+    (place / "table").write_text("of the program")
+    taken.roll_back(restart, rollback.read(restart), place / "kept", {})
+    taken.forget()
+    assert 1 == len([r for r in caplog.records if r.levelname == "WARNING"])
 
 
 def test_what_the_program_itself_has_written_after_its_last_save_is_nobody_elses(
@@ -577,7 +597,7 @@ def test_copies_end_when_the_time_is_over(place: Path) -> None:
     path.write_bytes(bytes(2 * openfiles.BLOCK))
     into.mkdir()
     written = [Written(str(path), 2 * openfiles.BLOCK, in_place=True)]
-    with pytest.raises(TooLarge, match="not copied in the time"):
+    with pytest.raises(TooSlow, match="not copied in the time"):
         openfiles.stored(written, into, time.monotonic())
     assert openfiles.stored(written, into)[0]["copy"]
     assert path.read_bytes() == (into / openfiles.COPIES / "0").read_bytes()

@@ -970,7 +970,17 @@ def test_a_profile_that_snakemake_reads_unasked_counts_too(
     [
         ("process.executor = 'slurm'\n", "process.executor = 'slurm'"),
         ('process {\n    cpus = 2\n    executor = "slurm"\n}\n', 'executor = "slurm"'),
-        ("profiles {\n  site { process.executor = 'pbs' }\n}\n", "process.executor = 'pbs'"),
+        ("process.executor = 'pbs'\nprofiles {\n  a { cpus = 1 }\n}\n", "executor = 'pbs'"),
+        ("profiles {\n  site { process.executor = 'pbs' }\n}\n", None),
+        ("/* none\n yet */\nprocess {\n  // as lsf\n  executor = 'lsf'\n}\n", "executor = 'lsf'"),
+        ("process.executor = 'lsf'\n/* none\n yet */\n", "executor = 'lsf'"),
+        ("process.executor = 'lsf'\nparams.reads = '*/*.fq'\n", "executor = 'lsf'"),
+        ("process {\n    cpus = 2\n    // executor = 'slurm'\n}\n", None),
+        ("process.cpus = 2 // or executor = 'slurm'\n", None),
+        ("process { /* executor = 'slurm' */ }\n", None),
+        ("/*\nprocess.executor = 'slurm'\n*/\n", None),
+        ("executor {\n  // name = 'lsf'\n  queueSize = 5\n}\n", None),
+        ("executor {\n  // by\n  name = 'lsf'\n}\n", "name = 'lsf'"),
         ("process { executor='sge' }\n", "executor='sge'"),
         ("process.executor = params.where\n", "params.where"),
         ("executor {\n  queueSize = 5\n  name = 'lsf'\n}\n", "name = 'lsf'"),
@@ -989,6 +999,7 @@ def test_the_executor_that_nextflow_reads_unasked_counts_too(
     level = Application(SHIPPED["nextflow"])
     why = level.probe(work(tmp_path, "nextflow", "run", "main.nf"))
     assert why is None if said is None else said in (why or "")
+    assert said is None or "with -process.executor local in the command" in (why or "")
     local = work(tmp_path, "nextflow", "run", "main.nf", "-process.executor=local")
     assert None is level.probe(local)
 

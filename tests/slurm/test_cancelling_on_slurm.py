@@ -268,3 +268,19 @@ def test_what_is_set_for_sbatch_is_said_and_the_same_in_every_link(
     shown = idle_cluster.run("scontrol", "-o", "show", "job", job[1]).stdout
     assert "TimeLimit=00:10:00" in shown
     assert "Partition=lowpriority" in shown
+
+
+def runs_of(place: Path) -> int:
+    return len((place / "runs").read_text().splitlines())
+
+
+def test_a_script_that_ends_its_own_group_is_complete(
+    idle_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """`kill 0` reaches the shim too, but no job is being ended: nothing has to run again."""
+    cleans_up = "trap \"trap '' TERM; kill 0\" EXIT"
+    command = f"{cleans_up}; echo ran >> {tmp_path}/runs; sleep 60 & sleep 1; exit 0"
+    chain = submit_chain(idle_cluster, tmp_path, spec={"command": command})
+    chain.wait_for_done()
+    assert "shim TERM" in chain.rundir.notice_file(1).read_text()
+    assert (1, 1) == (runs_of(tmp_path), lease.highest(chain.rundir))

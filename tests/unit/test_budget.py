@@ -65,6 +65,18 @@ def test_preemptions_and_failed_nodes_never_stop_a_chain(past: Past) -> None:
     assert verdict(past(*ends)) is None
 
 
+@pytest.mark.parametrize("submission", ["a", "b"])
+def test_a_link_that_started_nothing_hides_no_end_before_it(past: Past, submission: str) -> None:
+    """It was told to stop before it could find that out. Whoever submits again knows of it."""
+    rundir, orders = past(("cancelled", None), ("stopped by signal", None))
+    for number, of in ((1, "a"), (2, submission)):
+        lines = [json.loads(line) for line in rundir.ledger_file(number).read_text().splitlines()]
+        lines[0]["submission"] = of
+        lines[-1]["code"] = 143 if number == 1 else None
+        rundir.ledger_file(number).write_text("\n".join(map(json.dumps, lines)))
+    assert (reason_to_stop(rundir, 2, orders) is not None) is (submission == "a")
+
+
 def test_no_number_of_preemptions_stops_a_chain_that_gets_on(past: Past) -> None:
     """Starts that got nowhere are bounded, and counted from the last that did."""
     fruitful, in_vain = ("preempted", True), ("preempted", None)

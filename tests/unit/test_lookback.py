@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,73 @@ def test_an_index_cancelled_before_it_wrote_anything_is_found(rundir: RunDir) ->
     assert "812_3" == cancelled_unseen(rundir, orders, asked)  # cancelled in its second run
     (rundir.lease / "00000002").write_text(json.dumps({**held, "restarts": 1}))
     assert cancelled_unseen(rundir, orders, asked) is None
+
+
+def away(argv: Any) -> str:
+    raise SchedulerError(list(argv), None, "no answer from the scheduler")
+
+
+def test_it_is_asked_again_for_while_nobody_answers(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer does not say that there is none; one that knows nothing of the array does."""
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_AGAIN_S", 0.01)
+    orders, absent = Orders.read(rundir), [away] * 2
+    slow = backend(lambda argv: absent.pop()(argv) if absent else SHOWN)
+    assert "812_3" == cancelled_unseen(rundir, orders, slow)
+    forgotten = SchedulerError(["scontrol"], 1, "Invalid job id specified")
+    asked: list[Any] = []
+
+    def refuse(argv: Any) -> str:
+        asked.append(argv)
+        raise forgotten
+
+    assert cancelled_unseen(rundir, orders, backend(refuse)) is None
+    assert 1 == len(asked)
+
+
+def test_it_is_asked_for_ever_less_often(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that was down has many chains that begin at once."""
+    now, pauses = [0.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.sleep_unless_told", sleep)
+    assert cancelled_unseen(rundir, Orders.read(rundir), backend(away)) is None
+    assert [5.0, 10.0, 20.0, 30.0, 30.0, 30.0] == pauses
+
+
+@pytest.mark.parametrize("first", ["away", "JobState=COMPLETING Restarts=0"])
+def test_nor_is_a_link_without_a_record_given_up_at_the_first_question(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Its runner was killed while it asked itself: what is written down of it now stays."""
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_AGAIN_S", 0.01)
+    (rundir.lease / "00000001").write_text(json.dumps({"job": "812_4", "host": "n1"}))
+    EventLog(rundir.ledger_file(1)).emit(Event.LINK_STARTED, step=7)
+    answers = [first, "JobState=CANCELLED Restarts=0"]
+
+    def run(argv: Any) -> str:
+        said = answers.pop(0) if argv[0] == "scontrol" else "away"
+        return away(argv) if said == "away" else said
+
+    ledger = EventLog(rundir.ledger_file(2))
+    explain_last(rundir, 2, Orders.read(rundir), backend(run), ledger)
+    (link,) = past_links(rundir, 0, 1)
+    assert Cause.CANCELLED is link.cause
+
+
+def test_a_link_that_is_told_to_stop_as_it_asks_for_them_starts_nothing(rundir: RunDir) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        LinkRunner(rundir, Orders.read(rundir), backend(away)).run()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert "told to stop before the program was started" in rundir.ledger_file(1).read_text()
 
 
 def test_a_job_cancelled_before_it_wrote_anything_is_found_by_the_next(rundir: RunDir) -> None:
@@ -271,6 +339,7 @@ def test_a_controller_that_stays_away_is_given_up(rundir: RunDir) -> None:
         ("JobState=NODE_FAIL Restarts=0 EndTime=1700000900", 700, None, 900.0),
         ("JobState=PENDING Restarts=1 EndTime=1700007200", 700, None, 700.0),
         ("JobState=PENDING Restarts=1 SubmitTime=1700000800", 700, None, 800.0),
+        ("JobState=PENDING Restarts=1 SubmitTime=1700090000", 700, None, 1030.0),
         ("JobState=RUNNING Restarts=2 SubmitTime=1700000990", 700, None, 700.0),
         ("JobState=PENDING Restarts=1 SubmitTime=1699990000", None, None, 1000.0),
         ("", 700, 800, 800.0),
@@ -278,8 +347,8 @@ def test_a_controller_that_stays_away_is_given_up(rundir: RunDir) -> None:
         ("", 0, None, 1000.0),
     ],
     ids=[
-        "as Slurm says", "of a later run", "put back", "put back twice", "of an earlier one",
-        "by its words", "as it was given", "its log is older",
+        "as Slurm says", "of a later run", "put back", "put back after an outage", "put back twice",
+        "of an earlier one", "by its words", "as it was given", "its log is older",
     ],
 )  # fmt: skip
 def test_what_a_link_used_is_known_without_a_checkpointer(

@@ -20,6 +20,7 @@ from hpc_ckpt.chain.clockwork import Clockwork
 from hpc_ckpt.chain.ledger import read_status
 from hpc_ckpt.chain.link import LinkRunner
 from hpc_ckpt.chain.local import LocalBackend
+from hpc_ckpt.chain.lookback import explain_last
 from hpc_ckpt.chain.orders import Orders
 from hpc_ckpt.chain.verdict import judge
 from hpc_ckpt.errors import SchedulerError
@@ -39,6 +40,9 @@ class Job(SlurmBackend):
 
 
 def away(argv: Sequence[str]) -> str:
+    """Since the link has begun: it was still told of the other indices of its array."""
+    if argv[-1] == "9":
+        return ""
     raise SchedulerError(argv, 1, "Socket timed out on send/recv operation")
 
 
@@ -149,6 +153,33 @@ def test_a_script_that_signals_its_own_group_is_complete(tmp_path: Path) -> None
     assert rundir.done() is not None
 
 
+@pytest.mark.parametrize("shim_first", [True, False])
+def test_but_not_where_the_job_heard_it_too(rundir: RunDir, shim_first: bool) -> None:
+    """As at the end, which Slurm may not show yet, and by `scancel --full -s TERM`."""
+    clock = clock_of(rundir, Job({"SLURM_JOB_ID": "9_1"}, run=Later("RUNNING")))
+    rundir.give_notice(1, "shim TERM")
+    hear = [clock.hear_shim, clock.terminated]
+    for one in hear if shim_first else hear[::-1]:
+        one()
+    clock.look_again()
+    assert clock.is_terminated
+
+
+@pytest.mark.parametrize("shown", ["RUNNING", None])
+def test_and_so_it_is_where_it_was_warned_before(rundir: RunDir, shown: str | None) -> None:
+    """The backstop has warned of the time limit, and the script comes to its own end in time.
+    Where nobody answers it may have been that limit."""
+    run = away if shown is None else Later(shown)
+    clock = clock_of(rundir, Job({"SLURM_JOB_ID": "9_1"}, run=run))
+    clock.warned(signal.SIGUSR1)
+    assert clock.seen is not None and clock.seen.warning
+    rundir.give_notice(1, "shim TERM")
+    clock.hear_shim()
+    clock.look_again()
+    complete = judge(rundir, 1, 0, clock.seen, told=clock.is_terminated).result is Result.COMPLETE
+    assert (complete, complete) == (shown is not None, clock.seen.warning)
+
+
 def test_what_the_job_has_outlived_is_not_heard_again(
     rundir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +244,7 @@ def test_the_next_link_asks_whether_it_was_cancelled(
     halts: bool,
 ) -> None:
     """A job whose link is over may still be on its way out."""
-    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_EVERY_S", 0.01)
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_AGAIN_S", 0.01)
     chain_rules = {"max_links": 9, "on_cancel": reaction}
     rundir = chain(tmp_path, SAVES, spec={"chain": chain_rules})
     term()
@@ -231,7 +262,7 @@ def test_the_next_link_asks_whether_it_was_cancelled(
 def test_it_asks_again_while_nobody_answers(
     tmp_path: Path, term: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_EVERY_S", 0.01)
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_AGAIN_S", 0.01)
     rundir, slurm = chain(tmp_path, SAVES), Later("CANCELLED")
     term()
     run_link(rundir, away)
@@ -258,6 +289,44 @@ def test_a_link_that_is_told_to_stop_as_it_waits_for_that_starts_nothing(
     run_link(rundir, away if shown is None else Later(shown), index=2)
     assert not (rundir.root / "ran-2").exists()
     assert "told to stop before the program was started" == end_of(rundir, 2)["reason"]
+
+
+@pytest.mark.parametrize(("runs", "halts"), [(False, True), (True, False)])
+def test_the_one_after_it_asks_for_both(
+    tmp_path: Path, term: Callable[[], None], runs: bool, halts: bool
+) -> None:
+    """It started nothing: how the program was ended is still open. One that ran a program went on
+    from there, and what its user did before that is over."""
+    rundir = chain(tmp_path, SAVES)
+    term()
+    run_link(rundir, away)
+    term()
+    run_link(rundir, Later("COMPLETED") if runs else away, index=2)
+    assert runs is (rundir.root / "ran-2").exists()
+    term()
+    run_link(rundir, Later("CANCELLED"), index=3)
+    assert halts is (read_status(rundir).links[0].cause == "cancelled")
+    assert halts is (rundir.halted() == "cancelled by the user")
+    assert halts is not (rundir.root / "ran-3").exists()
+
+
+def test_what_it_had_found_out_is_not_asked_for_again(rundir: RunDir) -> None:
+    ended = {"outcome": "failed", "cause": Cause.STOPPED, "code": None}
+    for generation in (1, 2):
+        (rundir.lease / f"{generation:08d}").write_text(f'{{"job": "9_{generation}"}}')
+        log = EventLog(rundir.ledger_file(generation))
+        log.emit(Event.LINK_STARTED, step=0)
+        if generation == 2:
+            log.emit(Event.LINK_EXPLAINED, generation=1, cause=Cause.PREEMPTED)
+            log.emit(Event.LINK_ENDED, **ended)
+    asked: list[str] = []
+
+    def run(argv: Sequence[str]) -> str:
+        asked.append(argv[-1])
+        return ""
+
+    explain_last(rundir, 3, Orders.read(rundir), Job({}, run=run), EventLog(rundir.ledger_file(3)))
+    assert [] == asked
 
 
 def test_a_requeue_does_not_undo_it(tmp_path: Path, term: Callable[[], None]) -> None:
