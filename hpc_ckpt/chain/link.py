@@ -34,7 +34,7 @@ from .budget import budget_spent, links_left, reason_to_stop
 from .clockwork import Clockwork
 from .entries import level_of, write_end, write_start
 from .evidence import last_lines, tail
-from .lookback import avoid_bad_hosts, cancelled_unseen, explain_last
+from .lookback import avoid_bad_hosts, look_back
 from .orders import HALT, Orders
 from .patience import ToldToStop, Unseen, sleep_unless_told
 from .succession import succession
@@ -193,18 +193,16 @@ class LinkRunner:
 
     def _ends_with_the_last(self) -> bool:
         """Whether a link that could not say so itself, or not act on it, was the last one."""
+        known = (self._rundir, self._generation, self._orders, self._backend, self._ledger)
         try:
-            cancelled = cancelled_unseen(self._rundir, self._orders, self._backend)
-            if cancelled is not None and self._orders.reaction(Cause.CANCELLED) == HALT:
-                self._stop_chain(f"cancelled by the user: {cancelled}, before it began", [])
-                return True
-            explain_last(self._rundir, self._generation, self._orders, self._backend, self._ledger)
+            # Once it was told, nothing breaks its waiting off: the next link asks.
+            cancelled = None if self._told else look_back(*known)
         except ToldToStop:
-            self._told = True
+            self._told, cancelled = True, None
         avoid_bad_hosts(
             self._rundir, self._generation - 1, self._orders, self._succession, self._ledger
         )
-        reason = reason_to_stop(self._rundir, self._generation - 1, self._orders)
+        reason = cancelled or reason_to_stop(self._rundir, self._generation - 1, self._orders)
         if reason is not None:
             self._stop_chain(reason, [])
         return reason is not None

@@ -17,7 +17,7 @@ from ..lease import Holder
 from ..rundir import Result, RunDir
 from . import setup
 from .backend import Backend, Cause, JobRecord, Succession
-from .orders import Orders
+from .orders import HALT, Orders
 from .past import (
     bad_hosts,
     explanations,
@@ -39,6 +39,18 @@ LONGEST_PAUSE_S = 30.0
 """Pauses double up to this: a site that is back has every one of its chains asking."""
 
 T = TypeVar("T")
+
+
+def look_back(
+    rundir: RunDir, generation: int, orders: Orders, backend: Backend, ledger: EventLog
+) -> str | None:
+    """Writes down why the last link ended; why the chain does, if an index was cancelled before it
+    could write anything. ToldToStop: this link was, while it waited for an answer."""
+    cancelled = cancelled_unseen(rundir, orders, backend)
+    if cancelled is not None and orders.reaction(Cause.CANCELLED) == HALT:
+        return f"cancelled by the user: {cancelled}, before it began"
+    explain_last(rundir, generation, orders, backend, ledger)
+    return None
 
 
 def explain_last(
@@ -131,10 +143,14 @@ def cancelled_unseen(rundir: RunDir, orders: Orders, backend: Backend) -> str | 
     """
     if orders.member is not None:
         return None
-    holders = (lease.holder_of(rundir, generation) for generation in lease.generations(rundir))
+    generations = lease.generations(rundir)
+    holders = (lease.holder_of(rundir, generation) for generation in generations)
     known = {(holder.job, holder.restarts) for holder in holders if holder is not None}
+    is_first = len(generations) < 2
     before = _job_before(rundir, backend)
-    cancelled = _asked(lambda: backend.cancelled_members(before), lambda found: found is None)
+    cancelled = _asked(
+        lambda: backend.cancelled_members(before), lambda found: found is None and not is_first
+    )
     return next((job for job, n in cancelled or () if (job, n) not in known), None)
 
 

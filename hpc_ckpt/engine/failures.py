@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +32,8 @@ class Failures:
         self._times = times
         self._on_fenced = on_fenced
         self._untold: tuple[Pending, Exception] | None = None
-        self._damages = 0
+        self._damages: Counter[Path] = Counter()
+        """Since one was read back whole, by the directory of checkpoints."""
         self.at_s: float | None = None
         """Unix seconds of the last one, if no save has begun since."""
 
@@ -64,8 +66,8 @@ class Failures:
         """What was saved is so no more: told, and tried again, like a save that failed."""
         error = DamagedCheckpoint(f"{path}: damaged since it was saved")
         # Storage that spoils all that it is given is not filled by one save a minute.
-        at_s = time.time() + AGAIN_S * (2 ** min(self._damages, 20) - 1)
-        self._damages += 1
+        at_s = time.time() + AGAIN_S * (2 ** min(self._damages[path.parent], 20) - 1)
+        self._damages[path.parent] += 1
         # A save that failed is tried again no later for that, and told of.
         known_s, untold = self.at_s, self._untold
         self.at_s = at_s if known_s is None else min(known_s, at_s)
@@ -73,9 +75,9 @@ class Failures:
             self._untold = (Pending(str(error)), error)
         log.warning("%s; it does not count as saved any more", error)
 
-    def sound(self) -> None:
-        """One was read back and is whole: not everything is spoilt."""
-        self._damages = 0
+    def sound(self, path: Path) -> None:
+        """One was read back and is whole: not everything is spoilt there."""
+        self._damages[path.parent] = 0
 
     def drop(self, order: Order, error: Exception) -> None:
         """It has not begun and will not: skipped for a newer one, or failed."""

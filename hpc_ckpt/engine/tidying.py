@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 from ..errors import BrokenOff, CorruptCheckpoint, Fenced, one_line
 from ..events import Event, EventLog
@@ -43,7 +44,7 @@ class Tidier:
         guard: Callable[[Tier], None] | None = None,
         on_damaged: Callable[[str], None] = lambda holder: None,
         on_gone: Callable[[Tier, Collection[CheckpointKey]], None] = lambda tier, keys: None,
-        on_sound: Callable[[], None] = lambda: None,
+        on_sound: Callable[[Path], None] = lambda path: None,
         pace: Callable[[int], Pace] = lambda size: Pace(),
         origin: Origin | None = None,
     ) -> None:
@@ -195,7 +196,7 @@ class Tidier:
             sound = [key for key in surplus if key not in broken]
             return (verified,) if verified in sound else sound[-1:]
         self._verified[tier.name] = committed.key
-        self._on_sound()
+        self._on_sound(tier.path_of(committed.key))
         return ()
 
     def _read_back(self, tier: Tier, committed: Committed) -> None:

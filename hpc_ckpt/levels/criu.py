@@ -60,6 +60,8 @@ log = logging.getLogger("hpc_ckpt.steward")
 
 LEAD_S = 2.0
 LEAD_BYTES_A_S = 200e6
+LEAST_RESERVE_S = 2.0
+"""For CRIU to break off and let the program go on."""
 """A guess of how fast images are written and read again for their digests."""
 LEAD_LEAST_S = 0.5
 LEAD_FACTOR = 3.0
@@ -356,7 +358,8 @@ def _inner(tree: list[int]) -> int:
 def _copied_by(end: float, memory: int) -> float:
     """When it refuses, and the program goes on. Images are there before files are copied, and
     are only read for their digests after that."""
-    return end - min(memory / LEAD_BYTES_A_S, (end - time.monotonic()) / 2)
+    reserve = max(LEAST_RESERVE_S, memory / LEAD_BYTES_A_S)
+    return end - min(reserve, (end - time.monotonic()) / 2)
 
 
 def _beside(kept: list[int], root: int) -> dict[int, str]:

@@ -34,7 +34,7 @@ COPY_AT_END_MOST = 4 * 1024**3
 """Of one that is at its end, as most that are merely opened for reading too."""
 TOO_LARGE = "written in place, and too large to be copied"
 TOO_SLOW = "written in place, and not copied in the time that there was"
-BLOCK = 16 * 1024**2
+BLOCK = 4 * 1024**2
 UNCOPIED = "too large to be copied: what the program changes before its end since stays changed"
 COMPANIONS = ("-journal", "-wal", "-shm")
 LOOK_AT = 1000

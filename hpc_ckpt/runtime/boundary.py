@@ -232,7 +232,7 @@ class Boundary:
     def _wait_for_look(self, reason: str) -> None:
         """What follows a commit may read it back; damage that it finds is better known now.
 
-        The link may be killed meanwhile: what the next one can find is said first.
+        The link may be killed meanwhile: what the next one can find is said first. Raises Fenced.
         """
         engine, patience_s = self._parts.engine, look_s(self._parts.triggers, self.surroundings())
         if not engine.busy or patience_s <= 0:
@@ -240,6 +240,8 @@ class Boundary:
         if engine.lasting is not None:
             self._parts.ending.rescue(engine.lasting.step, reason)
         engine.wait(patience_s)
+        if engine.fenced is not None:
+            raise engine.fenced
 
     def _spare_s(self) -> float:
         return spare_s(self._parts.triggers, self.surroundings())
@@ -309,6 +311,8 @@ class Boundary:
         why = "" if given_up is None else given_up.why
         try:
             saved = None if given_up is not None else final.committed()
+            if saved is not None:
+                self._wait_for_look("the work is done")
         except Fenced as error:
             self._end_fenced(error)
             return
@@ -318,9 +322,7 @@ class Boundary:
             saved, why = None, one_line(error)
         if saved is None:
             self._end_incomplete(place, why)
-            return
-        self._wait_for_look("the work is done")
-        if _reaches(self._parts.engine.lasting, saved.key):
+        elif _reaches(self._parts.engine.lasting, saved.key):
             self._parts.ending.complete(saved.key.step)
         elif again and self._spare_s() > 0:
             self.complete(place, stepped=stepped, again=False)

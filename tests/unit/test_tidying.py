@@ -181,16 +181,16 @@ def test_of_what_is_not_wanted_a_sound_one_stays_until_one_was_read(
 
 def test_one_that_was_read_back_whole_is_told(rundir: RunDir, tier: DirectoryTier) -> None:
     """And no other: that it was committed says little of a disk."""
-    told: list[int] = []
+    told: list[Path] = []
     log = EventLog(rundir.events_file(1, "node"))
-    one = Tidier(Keep(last=1), taken(rundir), log, on_fenced=fail, on_sound=lambda: told.append(1))
+    one = Tidier(Keep(last=1), taken(rundir), log, on_fenced=fail, on_sound=told.append)
     one.tidy(tier, save(tier, 10))
     committed = save(tier, 20)
     damage(tier, 20)
     one.tidy(tier, committed)
     assert [] == told
     one.tidy(tier, save(tier, 30))
-    assert [1] == told
+    assert [tier.path_of(CheckpointKey(1, 30))] == told
 
 
 def test_a_new_one_that_is_damaged_does_not_make_its_holder_so(
