@@ -56,11 +56,18 @@ def away(argv: Any) -> str:
     raise SchedulerError(list(argv), None, "no answer from the scheduler")
 
 
+def one_before(rundir: RunDir) -> None:
+    (rundir.lease / "00000001").write_text(json.dumps({"job": "812_1", "host": "n1"}))
+    (rundir.lease / "00000001.released").touch()
+
+
 def test_it_is_asked_again_for_while_nobody_answers(
     rundir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No answer does not say that there is none; one that knows nothing of the array does."""
     monkeypatch.setattr("hpc_ckpt.chain.lookback.ASK_AGAIN_S", 0.01)
+    one_before(rundir)
+    (rundir.lease / "00000002").write_text(json.dumps({"job": "812_5", "host": "n2"}))
     orders, absent = Orders.read(rundir), [away] * 2
     slow = backend(lambda argv: absent.pop()(argv) if absent else SHOWN)
     assert "812_3" == cancelled_unseen(rundir, orders, slow)
@@ -85,6 +92,10 @@ def test_it_is_asked_for_ever_less_often(rundir: RunDir, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr("hpc_ckpt.chain.lookback.sleep_unless_told", sleep)
+    one_before(rundir)
+    assert cancelled_unseen(rundir, Orders.read(rundir), backend(away)) is None
+    assert [] == pauses, "the first of a chain waits for nobody"
+    (rundir.lease / "00000002").write_text(json.dumps({"job": "812_5", "host": "n2"}))
     assert cancelled_unseen(rundir, Orders.read(rundir), backend(away)) is None
     assert [5.0, 10.0, 20.0, 30.0, 30.0, 30.0] == pauses
 
@@ -110,13 +121,29 @@ def test_nor_is_a_link_without_a_record_given_up_at_the_first_question(
 
 
 def test_a_link_that_is_told_to_stop_as_it_asks_for_them_starts_nothing(rundir: RunDir) -> None:
+    one_before(rundir)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         LinkRunner(rundir, Orders.read(rundir), backend(away)).run()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert "told to stop before the program was started" in rundir.ledger_file(1).read_text()
+    assert "told to stop before the program was started" in rundir.ledger_file(2).read_text()
+
+
+def test_one_that_was_told_before_it_began_asks_for_nobody(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its set-up heard the TERM, and nothing would break off its waiting but the KILL."""
+    one_before(rundir)
+    EventLog(rundir.ledger_file(1)).emit(Event.LINK_STARTED, step=7)
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError(f"waits {seconds} s")
+
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.sleep_unless_told", sleep)
+    LinkRunner(rundir, Orders.read(rundir), backend(away), told=True).run()
+    assert "told to stop before the program was started" in rundir.ledger_file(2).read_text()
 
 
 def test_a_job_cancelled_before_it_wrote_anything_is_found_by_the_next(rundir: RunDir) -> None:
