@@ -122,6 +122,25 @@ def test_work_is_not_done_beside_a_damaged_checkpoint(
     assert Result.COMPLETE is outcome_of(rundir).outcome
 
 
+def test_a_link_that_is_overtaken_while_its_last_save_is_read_back_is_not_done(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer one goes on from that save, perhaps further than this one was to go."""
+    real = DirectoryTier.verify
+
+    def verify(self: DirectoryTier, key: Any, *arguments: Any, **options: Any) -> Any:
+        time.sleep(0.5)
+        (rundir.lease / "00000002").write_text('{"job": "2"}')
+        return real(self, key, *arguments, **options)
+
+    monkeypatch.setattr(DirectoryTier, "verify", verify)
+    with pytest.raises(LinkEnded, match="fenced"):
+        run(rundir)
+    assert rundir.done() is None
+    assert Result.SAVED is outcome_of(rundir).outcome  # said before that wait, in case of a kill
+    assert valid(rundir.root)[FOURTH]
+
+
 def test_storage_that_spoils_the_last_save_twice_leaves_the_work_to_the_next_link(
     rundir: RunDir,
 ) -> None:
