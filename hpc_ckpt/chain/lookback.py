@@ -117,9 +117,9 @@ def _told_late(
     )  # fmt: skip
 
 
-def _explained(backend: Backend, holder: Holder) -> JobRecord:
+def _explained(backend: Backend, holder: Holder, known: bool = False) -> JobRecord:
     def may_say_more(record: JobRecord) -> bool:
-        return record.cause is None and (record.ending or record.unanswered)
+        return not known and record.cause is None and (record.ending or record.unanswered)
 
     return _asked(lambda: backend.explain(holder), may_say_more)
 

@@ -233,9 +233,10 @@ def _modified(path: Path) -> float:
 
 # ── a link that could not say it itself ───────────────────────────────────────────────────
 def explain(
-    rundir: RunDir, generation: int, ask: Callable[[Holder], JobRecord], batch: Path
+    rundir: RunDir, generation: int, ask: Callable[[Holder, bool], JobRecord], batch: Path
 ) -> Verdict | None:
-    """How an earlier link ended that left no record of it; None where it did leave one."""
+    """How an earlier link ended that left no record of it; None where it did leave one. `ask` is
+    told whether a cause is known already, and an answer not worth waiting for."""
     records = list(events.read(rundir.ledger_file(generation)))
     started = [r for r in records if r["event"] == Event.LINK_STARTED.value]
     if not started or any(r["event"] == Event.LINK_ENDED.value for r in records):
@@ -245,7 +246,7 @@ def explain(
     texts = [evidence.tail(path) for path in (batch, rundir.log_file(generation))]
     noticed = _noticed(records)
     in_logs = [finding for text in texts for finding in evidence.in_log(text, since)]
-    record = ask(holder)
+    record = ask(holder, evidence.strongest([*noticed, *in_logs]) is not None)
     findings = [*noticed, *_by_scheduler(record), *in_logs]
     cause = evidence.strongest(findings)
     said = [finding.said for finding in findings if finding.said]

@@ -120,6 +120,21 @@ def test_nor_is_a_link_without_a_record_given_up_at_the_first_question(
     assert Cause.CANCELLED is link.cause
 
 
+def test_what_a_link_was_told_before_it_was_killed_is_not_waited_for_again(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that cannot be killed keeps its job on its way out: that is no cause to wait."""
+    monkeypatch.setattr("hpc_ckpt.chain.lookback.sleep_unless_told", pytest.fail)
+    (rundir.lease / "00000001").write_text(json.dumps({"job": "812_4", "host": "n1"}))
+    log = EventLog(rundir.ledger_file(1))
+    log.emit(Event.LINK_STARTED, step=7)
+    log.emit(Event.LINK_NOTICED, source="SIGTERM", cause="time limit", said="Reason=TimeLimit")
+    slow = backend(lambda argv: "JobState=COMPLETING Restarts=0")
+    explain_last(rundir, 2, Orders.read(rundir), slow, EventLog(rundir.ledger_file(2)))
+    (link,) = past_links(rundir, 0, 1)
+    assert Cause.TIME_LIMIT is link.cause
+
+
 def test_a_link_that_is_told_to_stop_as_it_asks_for_them_starts_nothing(rundir: RunDir) -> None:
     one_before(rundir)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -151,7 +151,7 @@ def explained(rundir: RunDir, batch_log: str) -> Verdict:
     batch = rundir.logs / "slurm-10.log"
     batch.write_text(batch_log)
     scheduler = SlurmBackend({}, run=lambda argv: PUT_BACK if argv[0] == "scontrol" else "")
-    verdict = explain(rundir, 1, scheduler.explain, batch)
+    verdict = explain(rundir, 1, lambda holder, _: scheduler.explain(holder), batch)
     if verdict is None:
         pytest.fail("link 1 has left no record of its end")
     return verdict
