@@ -57,6 +57,16 @@ def outcome_of(rundir: RunDir) -> Outcome:
     return outcome
 
 
+def ended_with_damage(rundir: RunDir) -> Outcome:
+    """Told to stop; its last save is damaged as soon as it is durable."""
+    with (
+        damaged_once_durable(rundir.root, FOURTH, f"{FOURTH}/*.safetensors"),
+        pytest.raises(LinkEnded),
+    ):
+        run(rundir, told_at=3)
+    return outcome_of(rundir)
+
+
 @contextmanager
 def damaged_at_every_commit(rundir: RunDir, name: str) -> Iterator[None]:
     def damage(point: str) -> None:
@@ -76,12 +86,7 @@ def damaged_at_every_commit(rundir: RunDir, name: str) -> Iterator[None]:
 @pytest.mark.usefixtures("looked_at")
 def test_a_last_save_that_is_found_damaged_is_saved_again(rundir: RunDir) -> None:
     """All of it is still in memory, and there is time."""
-    with (
-        damaged_once_durable(rundir.root, FOURTH, f"{FOURTH}/*.safetensors"),
-        pytest.raises(LinkEnded),
-    ):
-        run(rundir, told_at=3)
-    outcome = outcome_of(rundir)
+    outcome = ended_with_damage(rundir)
     assert (Result.SAVED, 4) == (outcome.outcome, outcome.step)
     assert valid(rundir.root)[f"{FOURTH}-r1"]
 
@@ -92,12 +97,7 @@ def test_without_time_for_another_save_the_one_before_is_named(
 ) -> None:
     """What the next link will find is known before the outcome is written."""
     monkeypatch.setattr(boundary, "spare_s", lambda *_: 0.0)
-    with (
-        damaged_once_durable(rundir.root, FOURTH, f"{FOURTH}/*.safetensors"),
-        pytest.raises(LinkEnded),
-    ):
-        run(rundir, told_at=3)
-    outcome = outcome_of(rundir)
+    outcome = ended_with_damage(rundir)
     assert (Result.SAVED, 2) == (outcome.outcome, outcome.step)
     assert "step 4 was damaged since" in outcome.reason
     assert [2, 4] == [record["step"] for record in recorded(rundir, Event.COMMITTED)]

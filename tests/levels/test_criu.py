@@ -348,7 +348,7 @@ def test_files_in_place_that_take_too_long_to_copy_say_nothing_against_criu(
     tmp_path: Path, said: str, kind: type[Exception]
 ) -> None:
     """The next save may have more time; a file that is too large stays so."""
-    (tmp_path / "dump.said").write_text(f"hpc-ckpt:  /work/table: {said}\n")
+    (tmp_path / "dump.said").write_text(f"hpc-ckpt:  /data/table: {said}\n")
     assert kind is type(room._refused(tmp_path / "dump.log", 1))
 
 

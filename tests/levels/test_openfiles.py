@@ -424,6 +424,14 @@ def test_a_file_that_was_not_there_is_gone_again_where_the_restart_does_not_work
     assert not (place / "journal").exists()
 
 
+def saved_last(place: Path) -> tuple[Path, dict[str, list[int]]]:
+    """The last save of a link, and how it has left its one file in place."""
+    (place / "table").write_text("saved")
+    with (place / "table").open("r+"):
+        restart = save(place)
+    return restart, rollback.left_by([], restart, math.inf)
+
+
 def resumed(place: Path, restart: Path, left: dict[str, list[int]]) -> rollback.TakenAway:
     taken = rollback.TakenAway()
     taken.roll_back(restart, rollback.read(restart), place / "kept", left)
@@ -462,10 +470,7 @@ def test_what_somebody_else_has_written_is_kept_too_where_an_older_restart_works
     place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only the last save of a link knows how its files were left, and it may be the bad one."""
-    (place / "table").write_text("saved")
-    with (place / "table").open("r+"):
-        restart = save(place)
-    left = rollback.left_by([], restart, math.inf)
+    restart, left = saved_last(place)
     (place / "table").write_text("of another")
     taken = resumed(place, restart, left)
     taken.roll_back(restart, rollback.read(restart), place / "kept", {})
@@ -571,10 +576,7 @@ def test_what_is_known_of_an_earlier_program_is_forgotten(
     place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next command of a chain counts its steps from 0 again."""
-    (place / "table").write_text("saved")
-    with (place / "table").open("r+"):
-        restart = save(place)
-    left = rollback.left_by([], restart, math.inf)
+    restart, left = saved_last(place)
     resumed(place, restart, left).forget()
     rollback.forget_all(place / "kept")
     (place / "table").write_text("of another")
